@@ -104,7 +104,6 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "no battery was below zero, or gave what it did not hold": energy.check_batteries,
     "parts of one's own find nothing wrong": declared.check_own_parts,
 }
-
 """Dict from the title of a check to its function, in the order in which the checks run."""
 
 OF_SIMULATIONS: dict[str, str] = {
@@ -115,7 +114,7 @@ OF_SIMULATIONS: dict[str, str] = {
     "epochs agree with their ends": "the ends of real epochs are not recorded",
     "devices worked only while they could be reached": "a node that is gone is noticed late",
 }
-"""Check -> reason why it does not apply to the folder of a deployment, whose times were measured."""
+"""Dict from check to the reason why it does not suit a deployment, whose times were measured."""
 
 MOST_FINDINGS = 10_000
 """Most findings listed for one check: one superfluous record can make all later ones wrong."""
@@ -159,7 +158,7 @@ def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) ->
     """
     problems: list[str] = []
     try:
-        # numpy need not warn of NaN and infinity: they equal no due value, and so become findings.
+        # NumPy need not warn of NaN and infinity: they equal no expected value and become findings.
         # Arrow strings, the default of pandas, would take a third of a short run's audit.
         with np.errstate(all="ignore"), pd.option_context("mode.string_storage", "python"):
             findings = check(evidence)

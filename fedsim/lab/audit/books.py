@@ -13,7 +13,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.files import flatten
 from fedsim.common.streams import Streams
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import NOTHING, is_close, read, report, report_differences
+from fedsim.lab.audit.frames import NOTHING, is_close, read_quantity, report, report_differences
 from fedsim.records import folder as files
 from fedsim.records.chain import ROWS_A_BLOCK, EventChain, RowChain
 from fedsim.records.ledger import Ledger, split_by_purpose
@@ -24,7 +24,7 @@ from fedsim.world.meters.spec import METERS, CostsSpec
 
 _STATUSES = ("done", "interrupted", "failed")
 _ROUNDING = 1e-12
-_COLUMNS = (
+_COMPARED_COLUMNS = (
     "start",
     "end",
     "device",
@@ -41,7 +41,7 @@ _COLUMNS = (
 )
 """Columns of transfers that are also in the records."""
 
-_SECTION_OF = {"joules": "energy", "grams": "energy", "cost": "costs"}
+_SECTION_OF_COLUMN = {"joules": "energy", "grams": "energy", "cost": "costs"}
 """Dict from column of a meter to the section of the scenario that makes the run count it."""
 
 
@@ -67,14 +67,14 @@ def check_record_hashes(evidence: Evidence) -> Iterator[str]:
     chain = RowChain() if is_older else EventChain()
     for batch in evidence.run.table(files.EVENTS, EVENTS.names).to_batches(65_536):
         chain.extend(zip(*map(as_list, batch.columns), strict=True))
-    due = {
+    expected = {
         "events": len(times),
         "events_sha256": chain.hexdigest(),
         "simulated_s": times[-1] if times else summary["simulated_s"],
     }
     if not is_older:
-        due["events_block"] = ROWS_A_BLOCK
-    for key, value in due.items():
+        expected["events_block"] = ROWS_A_BLOCK
+    for key, value in expected.items():
         if summary[key] != value:
             yield f"{key} is {json.dumps(summary[key])} in the summary, by the records {value!r}"
     evidence.parse_rest()
@@ -85,7 +85,8 @@ def check_stop_reason(evidence: Evidence) -> Iterator[str]:
     status = evidence.run.summary["status"]
     stopped = evidence.run.summary["stopped"]
     if status not in _STATUSES:
-        yield f"status is {json.dumps(status)} in the summary; there are only {', '.join(_STATUSES)}"
+        allowed = ", ".join(_STATUSES)
+        yield f"status is {json.dumps(status)} in the summary; there are only {allowed}"
     for reason in evidence.data_of("run-end")["reason"]:
         if stopped != reason:
             yield (
@@ -138,23 +139,22 @@ def check_transfers(evidence: Evidence) -> Iterator[str]:
         )
     count = min(len(recorded), len(transfers))
     lists = evidence.payloads.lists
-    for name in _COLUMNS:
+    for name in _COMPARED_COLUMNS:
         stated = np.asarray(transfers[name])[:count]
-        due = np.asarray(recorded[name])[:count]
-        wrong = np.flatnonzero(stated != due)
+        expected = np.asarray(recorded[name])[:count]
+        wrong = np.flatnonzero(stated != expected)
         if not len(wrong):
             continue
-        rows = pd.DataFrame({"stated": stated[wrong], "due": due[wrong]}, wrong)
+        rows = pd.DataFrame({"stated": stated[wrong], "expected": expected[wrong]}, wrong)
         if name == "payloads":
             rows = rows.map(lists.__getitem__)
-        text = f"transfer {{row}}: {name} is {{stated!r}}, the records say {{due!r}}"
+        text = f"transfer {{row}}: {name} is {{stated!r}}, the records say {{expected!r}}"
         yield from report(text, rows)
-    purposes = np.array(
-        ["+".join(purpose for purpose, _ in parts) for parts in lists], dtype=object
-    )
-    due = purposes[transfers["payloads"]]
-    text = "transfer {row}: purpose is {purpose!r}, its payloads say {due!r}"
-    yield from report(text, transfers.assign(due=due), np.asarray(transfers["purpose"]) != due)
+    texts = ["+".join(purpose for purpose, _ in parts) for parts in lists]
+    expected = np.array(texts, dtype=object)[transfers["payloads"]]
+    wrong_purpose = np.asarray(transfers["purpose"]) != expected
+    text = "transfer {row}: purpose is {purpose!r}, its payloads say {expected!r}"
+    yield from report(text, transfers.assign(expected=expected), wrong_purpose)
 
 
 def check_delivered_bytes(evidence: Evidence) -> Iterator[str]:
@@ -170,9 +170,9 @@ def check_delivered_bytes(evidence: Evidence) -> Iterator[str]:
     text = "transfer {row}: it is done, but {delivered!r} of {bytes!r} bytes were delivered"
     yield from report(text, transfers, (transfers["outcome"] == "done") & (delivered != size))
     sums = [sum(part for _, part in parts) for parts in evidence.payloads.lists]
-    due = np.array(sums, dtype=np.float64)[transfers["payloads"]]
+    expected = np.array(sums, dtype=np.float64)[transfers["payloads"]]
     text = "transfer {row}: its payloads do not add up to {bytes!r} bytes"
-    yield from report(text, transfers, due != size)
+    yield from report(text, transfers, expected != size)
     text = "transfer {row} ends before it starts"
     yield from report(text, transfers, ~(transfers["end"] >= transfers["start"]))
 
@@ -187,19 +187,19 @@ def check_header_bytes(evidence: Evidence) -> Iterator[str]:
     of_devices = transfers["device"] != NOTHING
     of_edges = transfers["edge"] != NOTHING
     on_links = of_devices | of_edges | (transfers["direction"] == "peer")
-    due = transfers["delivered"].where(on_links, 0.0) * evidence.overhead
+    expected = transfers["delivered"].where(on_links, 0.0) * evidence.overhead
     wire_bytes = transfers["wire_bytes"]
     if evidence.has_own_protocol:
-        is_right = wire_bytes >= due * (1 - _ROUNDING)
+        is_right = wire_bytes >= expected * (1 - _ROUNDING)
     else:
         is_right = pd.Series(
-            np.isclose(wire_bytes, due, rtol=_ROUNDING, atol=0.0), index=wire_bytes.index
+            np.isclose(wire_bytes, expected, rtol=_ROUNDING, atol=0.0), index=wire_bytes.index
         )
     text = (
-        "transfer {row}: wire_bytes is {wire_bytes!r}, its protocol makes {due!r} of what was "
+        "transfer {row}: wire_bytes is {wire_bytes!r}, its protocol makes {expected!r} of what was "
         "delivered"
     )
-    yield from report(text, transfers.assign(due=due), ~is_right)
+    yield from report(text, transfers.assign(expected=expected), ~is_right)
 
 
 def check_ledgers(evidence: Evidence) -> Iterator[str]:
@@ -211,7 +211,8 @@ def check_ledgers(evidence: Evidence) -> Iterator[str]:
     ledger = flatten(_compute_ledger(evidence).summary())
     stated = flatten(evidence.run.summary["bytes"])
     for key in sorted({*ledger, *stated}):
-        missing = math.nan if "." in key else 0.0  # summary and ledger list the same purposes
+        # dotted keys are purposes, which both have to list; a missing direction counts 0 bytes
+        missing = math.nan if "." in key else 0.0
         if not is_close(ledger.get(key, missing), stated.get(key, missing)):
             yield (
                 f"bytes.{key} is {stated.get(key)!r} in the summary, the transfers add up to "
@@ -219,13 +220,14 @@ def check_ledgers(evidence: Evidence) -> Iterator[str]:
             )
     transfers = evidence.recorded_transfers
     round_rows = evidence.data_of("round").index
-    place = np.searchsorted(round_rows, transfers.index)  # index of the round that ends next
-    due = {}
+    next_round = np.searchsorted(round_rows, transfers.index)
+    expected = {}
     for direction in ("down", "up", "peer"):
         delivered = transfers["delivered"].where(transfers["direction"] == direction, 0.0)
-        due[f"bytes_{direction}"] = np.bincount(place, delivered, len(round_rows) + 1)[:-1]
-    text = "round {row}: {name} is {stated!r}, the records say {due!r}"
-    yield from report_differences(text, evidence.rounds.fillna(0.0), due)
+        sums = np.bincount(next_round, delivered, len(round_rows) + 1)
+        expected[f"bytes_{direction}"] = sums[:-1]  # without messages after the last round
+    text = "round {row}: {name} is {stated!r}, the records say {expected!r}"
+    yield from report_differences(text, evidence.rounds.fillna(0.0), expected)
 
 
 def _compute_ledger(evidence: Evidence) -> Ledger:
@@ -237,10 +239,10 @@ def _compute_ledger(evidence: Evidence) -> Ledger:
     transfers = evidence.transfers
     lists = evidence.payloads.lists
     ledger = Ledger()
-    alike = transfers.value_counts(["payloads", "delivered"], sort=False).reset_index()
-    for code, delivered, count in alike.itertuples(index=False):
-        for purpose, part in split_by_purpose(lists[code], delivered).items():
-            ledger.by_purpose[purpose] = ledger.by_purpose.get(purpose, 0.0) + count * part
+    counts = transfers.value_counts(["payloads", "delivered"], sort=False).reset_index()
+    for code, delivered, count in counts.itertuples(index=False):
+        for purpose, size in split_by_purpose(lists[code], delivered).items():
+            ledger.by_purpose[purpose] = ledger.by_purpose.get(purpose, 0.0) + count * size
     sums = transfers.groupby("direction", observed=True)["delivered"].sum()
     ledger.down = float(sums.get("down", 0.0))
     ledger.peer = float(sums.get("peer", 0.0))
@@ -268,7 +270,7 @@ def check_meters(evidence: Evidence) -> Iterator[str]:
     context = MeterContext(devices, evidence.cells or None, streams, evidence.overhead)
     sections = {}
     if "costs" in scenario:
-        sections["costs"] = read(CostsSpec, scenario["costs"]).build(context)
+        sections["costs"] = read_quantity(CostsSpec, scenario["costs"]).build(context)
     meters = Meters(sections, [*_build_user_meters(evidence, context)])
     if not meters:
         return
@@ -285,24 +287,25 @@ def check_meters(evidence: Evidence) -> Iterator[str]:
     yield from _check_entries(flatten(summary), flatten(meters.summary()))
 
 
-def _check_columns(evidence: Evidence, file: str, due: pd.DataFrame) -> Iterator[str]:
-    text = f"{{name}} is {{stated!r}} in row {{row}} of {file}, the records say {{due!r}}"
-    table = evidence.frame(file, [*due])
-    yield from report_differences(text, table, due, atol=1e-9, equal_nan=True)
+def _check_columns(evidence: Evidence, file: str, expected: pd.DataFrame) -> Iterator[str]:
+    """Yield a finding for each cell of a table of the folder that differs from a recount."""
+    text = f"{{name}} is {{stated!r}} in row {{row}} of {file}, the records say {{expected!r}}"
+    table = evidence.frame(file, [*expected])
+    yield from report_differences(text, table, expected, atol=1e-9, equal_nan=True)
 
 
-def _check_entries(summary: Mapping[str, Any], due: Mapping[str, Any]) -> Iterator[str]:
+def _check_entries(summary: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
     """Yield a finding for each entry of the summary that differs from a recount.
 
     Args:
         summary: the summary, as a dict from dotted name to value.
-        due: dict from dotted name to the value that the recount gave; only these names are
+        expected: dict from dotted name to the value that the recount gave; only these names are
             compared.
     """
-    for name, entry in due.items():
+    for name, entry in expected.items():
         stated = summary.get(name)
         if isinstance(stated, float | int) and isinstance(entry, float | int):
-            agree = is_close(stated, entry, 1e-9)
+            agree = is_close(stated, entry, atol=1e-9)
         else:
             agree = stated == json.loads(json.dumps(entry))
         if not agree:
@@ -317,7 +320,7 @@ def check_uncounted(evidence: Evidence) -> Iterator[str]:
     """
     scenario = evidence.run.scenario
     for frame, file in ((evidence.rounds, files.ROUNDS), (evidence.devices, files.DEVICES)):
-        for name, section in _SECTION_OF.items():
+        for name, section in _SECTION_OF_COLUMN.items():
             if section in scenario or name not in frame:
                 continue
             column = frame[name].astype(np.float64)

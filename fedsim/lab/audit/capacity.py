@@ -95,15 +95,16 @@ class LinkCapacity(ABC):
         end = end[order]
         due = due[order]
         size = size[order]
-        # each time becomes the bytes that the link can carry until then: the capacity is 1 on this axis
-        opens = self.capacity_until(begin)
-        closes = self.capacity_until(due)
-        for deadline in _late_due_times(opens, closes, size / RATE_TOLERANCE):
-            # messages due by the deadline, the latest begin first: the running sum of their sizes
-            # is what the link has to carry from each message's begin to the deadline
-            within = np.flatnonzero(closes <= deadline)[::-1]
+        # Each time becomes the bytes that the link can carry until then, so that the link has a
+        # rate of 1 on this axis.
+        begin_bytes = self.capacity_until(begin)
+        due_bytes = self.capacity_until(due)
+        for deadline in _late_due_times(begin_bytes, due_bytes, size / RATE_TOLERANCE):
+            # With the latest begin first, the running sum of sizes is what the link has to carry
+            # from each message's begin to the deadline.
+            within = np.flatnonzero(due_bytes <= deadline)[::-1]
             sent_bytes = np.cumsum(size[within])
-            excess = sent_bytes - RATE_TOLERANCE * (deadline - opens[within])
+            excess = sent_bytes - RATE_TOLERANCE * (deadline - begin_bytes[within])
             worst = int(excess.argmax())
             if excess[worst] > 0:  # false only by rounding errors of the sums
                 last_end = end[within].max().item()
@@ -126,14 +127,14 @@ class Rate(LinkCapacity):
     def capacity_until(self, until: Floats) -> Floats:
         values = np.where(np.isinf(self.values), 0.0, self.values)
         sums = np.append(0.0, np.cumsum(values[:-1] * np.diff(self.since)))
-        place = np.searchsorted(self.since, until, side="right") - 1
-        return np.asarray(sums[place] + values[place] * (until - self.since[place]))
+        piece = np.searchsorted(self.since, until, side="right") - 1
+        return np.asarray(sums[piece] + values[piece] * (until - self.since[piece]))
 
     def is_unlimited(self, begin: Floats, end: Floats) -> Flags:
-        counts = np.append(0, np.cumsum(np.isinf(self.values)))
-        first = np.searchsorted(self.since, begin, side="right")
-        last = np.searchsorted(self.since, end, side="right")
-        return np.asarray(counts[last] > counts[np.maximum(first - 1, 0)])
+        counts = np.append(0, np.cumsum(np.isinf(self.values)))  # infinite rates before each piece
+        first = np.maximum(np.searchsorted(self.since, begin, side="right") - 1, 0)
+        last = np.searchsorted(self.since, end, side="right") - 1
+        return np.asarray(counts[last + 1] > counts[first])
 
 
 def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[float]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsim.common.arrays import Floats
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import at_places
+from fedsim.lab.audit.frames import values_at_rows
 from fedsim.lab.audit.strategies import UPDATES_ARE_MODELS
 
 _ROUNDING = 1e-9
@@ -45,8 +45,8 @@ class _Aggregate(NamedTuple):
         return np.array(self.draws or np.ones(len(self.tasks)), dtype=np.float64)
 
 
-_DueWeights = Callable[[_Aggregate, Floats], Floats | None]
-"""Function from the record of an aggregation, and its weights, to the weights by a rule."""
+_WeightFunction = Callable[[_Aggregate, Floats], Floats | None]
+"""Function from the record of an aggregation, and its recorded weights, to the expected weights."""
 
 
 def check_weights(evidence: Evidence) -> Iterator[str]:
@@ -84,19 +84,25 @@ class _WeightRule:
         self._kind: str = self._strategy["kind"]
         self._aggregation: TomlTable = self._strategy.get("aggregation", {"kind": "weighted"})
         # folders of earlier versions call the key ``as``
-        self._source = self._strategy.get("follows", self._strategy.get("as"))
+        self._follows = self._strategy.get("follows", self._strategy.get("as"))
         # learning rate of FedBuff's server, by which earlier versions multiplied recorded weights
         self._former_rate = 1.0
         if evidence.run.understood.is_former and self._kind == "fedbuff":
             self._former_rate = self._strategy.get("server", {}).get("lr", 1.0)
-        self._devices = evidence.trainable
+        self._device_count = evidence.trainable
         selection = self._strategy.get("selection")
-        self._repeats = isinstance(selection, dict) and selection.get("replacement", False)
-        self._learns = scenario.get("learning") == "on"
+        self._is_with_replacement = isinstance(selection, dict) and selection.get(
+            "replacement", False
+        )
+        self._is_learning = scenario.get("learning") == "on"
         self._all_finite = not (evidence.events["kind"] == "non-finite").any()
         starts = evidence.events[evidence.events["kind"] == "task-start"]
-        self._round_of = dict(zip(starts["task"].tolist(), starts["round"].tolist(), strict=True))
-        self._device_of = dict(zip(starts["task"].tolist(), starts["device"].tolist(), strict=True))
+        self._round_of_task = dict(
+            zip(starts["task"].tolist(), starts["round"].tolist(), strict=True)
+        )
+        self._device_of_task = dict(
+            zip(starts["task"].tolist(), starts["device"].tolist(), strict=True)
+        )
         self._received_from = set[int]()  # devices whose updates MIFA has received so far
         self._sample_counts = _count_samples(evidence)
         counts = evidence.data_of("aggregate")["tasks"].map(len)
@@ -142,12 +148,12 @@ class _WeightRule:
     @property
     def _depends_on_values(self) -> bool:
         """Whether weights depend on losses or updates, which the run folder does not have."""
-        return self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns)
+        return self._kind == "rfedavg" or (self._kind == "hetlora" and self._is_learning)
 
     @property
     def _chooses_updates(self) -> bool:
         """Whether the aggregation chooses updates by the distances between them, as Krum does."""
-        if self._kind in UPDATES_ARE_MODELS or not self._learns:
+        if self._kind in UPDATES_ARE_MODELS or not self._is_learning:
             return False
         return self._aggregation["kind"] in _BY_DISTANCE
 
@@ -156,19 +162,20 @@ class _WeightRule:
 
         A record needs them exactly if the scenario selects clients with replacement.
         """
-        if self._repeats != (aggregate.draws is not None):
+        if self._is_with_replacement != (aggregate.draws is not None):
             return "the draws of clients do not agree with selection.replacement"
         counts = aggregate.draw_counts
         if len(counts) != len(aggregate.tasks) or not (counts >= 1).all():
             return f"the draws are {aggregate.draws}"
-        if self._repeats and counts.sum() > self._strategy["clients_per_round"]:
+        if self._is_with_replacement and counts.sum() > self._strategy["clients_per_round"]:
             return f"there are {counts.sum():g} draws in a round"
         return None
 
     @property
-    def _rules(self) -> Mapping[str, _DueWeights]:
-        """Dict from strategy to the function that returns its due weights; others weigh by kind of
-        aggregation (``_weights_by_aggregation``).
+    def _rules(self) -> Mapping[str, _WeightFunction]:
+        """Dict from strategy to the function that returns its expected weights.
+
+        All other strategies use ``_weights_by_aggregation``.
         """
         return {
             **dict.fromkeys(UPDATES_ARE_MODELS, self._weights_of_models),
@@ -205,7 +212,7 @@ class _WeightRule:
         return np.ones(len(aggregate.tasks))
 
     def _weights_of_feddr(self, aggregate: _Aggregate, _: Floats) -> Floats:
-        return np.full(len(aggregate.tasks), 1 / self._devices)
+        return np.full(len(aggregate.tasks), 1 / self._device_count)
 
     def _weights_of_ifca(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
         if self._strategy.get("averaging") == "gradients":
@@ -231,8 +238,8 @@ class _WeightRule:
             tasks: IDs of the tasks of the present aggregation.
         """
         if self._strategy["unheard"] == "zero":
-            return self._devices
-        self._received_from.update(self._device_of[task] for task in tasks)
+            return self._device_count
+        self._received_from.update(self._device_of_task[task] for task in tasks)
         return len(self._received_from)
 
     def _check_fairness(self, weights: Floats) -> str | None:
@@ -244,29 +251,29 @@ class _WeightRule:
         Args:
             weights: recorded weights of an aggregation; float64 [updates].
         """
-        if not self._learns or self._strategy["q"] == 0:
+        if not self._is_learning or self._strategy["q"] == 0:
             return _compare_weights(weights, np.full(len(weights), 1 / len(weights)))
         if weights.sum() <= 1 + _ROUNDING:
             return None
         return f"the weights sum to {float(weights.sum())!r}, more than 1"
 
     def _weights_of_fesem(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
-        """Return the due weights of FeSEM; float64 [updates].
+        """Return the expected weights of FeSEM; float64 [updates].
 
         With ``follows = "paper"``, the rule leaves open how large the weights are: they have to be
-        equal, positive, and at most 1 / count of updates. So all due weights equal the first
+        equal, positive, and at most 1 / count of updates. So all expected weights equal the first
         recorded one if it is in this range; otherwise all are 0, to make the comparison fail.
 
         Args:
             aggregate: the record of the aggregation.
             weights: its recorded weights; float64 [updates].
         """
-        if self._source != "paper":
+        if self._follows != "paper":
             return self._weights_by_aggregation(aggregate, weights)
         count = len(weights)
-        first = weights[0]
-        if 0 < first <= 1 / count * (1 + _ROUNDING):
-            return np.full(count, first)
+        first_weight = weights[0]
+        if 0 < first_weight <= 1 / count * (1 + _ROUNDING):
+            return np.full(count, first_weight)
         return np.zeros(count)
 
     def _weights_by_samples(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
@@ -297,8 +304,9 @@ class _WeightRule:
         This is the scenario's count ``malicious``, or the most that the method allows for so few
         updates. Krum, for example, needs more than twice as many updates as malicious ones.
         """
-        factor, more = _BY_DISTANCE[self._aggregation["kind"]]
-        return max(0, min(int(self._aggregation["malicious"]), (updates - more) // factor))
+        factor, offset = _BY_DISTANCE[self._aggregation["kind"]]
+        limit_of_method = (updates - offset) // factor
+        return max(0, min(int(self._aggregation["malicious"]), limit_of_method))
 
     def _check_tolerance(self, aggregate: _Aggregate) -> str | None:
         """Return the reason why the recorded tolerance of malicious updates is wrong, or None.
@@ -308,17 +316,17 @@ class _WeightRule:
         """
         kind = self._aggregation["kind"]
         count = len(aggregate.tasks)
-        due = math.nan
+        expected = math.nan
         if kind in _BY_DISTANCE:
             tolerated = self._malicious_limit(count)
             if tolerated < self._aggregation["malicious"]:
-                due = tolerated
+                expected = tolerated
         elif kind in ("median", "trimmed-mean") and count <= 2:
-            due = 0
-        if np.array_equal(aggregate.tolerated, due, equal_nan=True):
+            expected = 0
+        if np.array_equal(aggregate.tolerated, expected, equal_nan=True):
             return None
         return (
-            f"of {count} updates {kind} tolerates {due:g} malicious ones, the record says "
+            f"of {count} updates {kind} tolerates {expected:g} malicious ones, the record says "
             f"{aggregate.tolerated:g}"
         )
 
@@ -338,21 +346,21 @@ class _WeightRule:
             return "too few updates weigh something" if weights.any() else None
         tolerated = self._malicious_limit(count)
         if kind == "krum":
-            due = 1
+            expected = 1
         elif kind == "multi-krum":
-            due = count - tolerated
+            expected = count - tolerated
         else:
-            due = count - 2 * tolerated
+            expected = count - 2 * tolerated
         positive = weights[weights > 0]
-        size = len(positive)
-        if not self._all_finite and size <= due:
-            due = size
-        is_right = size == due
-        if is_right and size:
-            is_right = np.allclose(positive, 1 / size, rtol=_ROUNDING, atol=0.0)
-        if is_right:
+        chosen = len(positive)
+        if not self._all_finite:  # updates with non-finite values are never chosen
+            expected = min(expected, chosen)
+        are_equal = not chosen or np.allclose(positive, 1 / chosen, rtol=_ROUNDING, atol=0.0)
+        if chosen == expected and are_equal:
             return None
-        return f"{kind} takes {due} of {count} updates alike; the weights are {weights.tolist()}"
+        return (
+            f"{kind} takes {expected} of {count} updates alike; the weights are {weights.tolist()}"
+        )
 
     def _check_staleness(self, aggregate: _Aggregate, weights: Floats) -> str | None:
         """Return the reason why an asynchronous strategy cannot have these weights, or None.
@@ -363,21 +371,21 @@ class _WeightRule:
         """
         strategy = self._strategy
         version = aggregate.round
-        due = [int(version - self._round_of[task]) for task in aggregate.tasks]
-        if [*(aggregate.staleness or ())] != due:
-            return f"staleness is {aggregate.staleness}, by the tasks {due}"
+        expected = [int(version - self._round_of_task[task]) for task in aggregate.tasks]
+        if [*(aggregate.staleness or ())] != expected:
+            return f"staleness is {aggregate.staleness}, by the tasks {expected}"
         if self._kind == "fedasync":
-            alphas = [_mixing_weight(strategy, version, staleness) for staleness in due]
+            alphas = [_mixing_weight(strategy, version, staleness) for staleness in expected]
             return _compare_weights(weights, np.array(alphas))
         if self._kind == "fedcompass":
-            factors = strategy["alpha"] * (1 + np.array(due)) ** -strategy["exponent"]
+            factors = strategy["alpha"] * (1 + np.array(expected)) ** -strategy["exponent"]
             return _compare_weights(weights, factors / strategy["concurrency"])
         if self._kind == "ca2fl":
             buffer = strategy["buffer"]
-            if len(due) != buffer:
-                return f"{len(due)} updates count, the scenario's buffer is {buffer}"
+            if len(expected) != buffer:
+                return f"{len(expected)} updates count, the scenario's buffer is {buffer}"
             return _compare_weights(weights, np.full(buffer, 1 / buffer))
-        discounts = [_staleness_discount(strategy, staleness) for staleness in due]
+        discounts = [_staleness_discount(strategy, staleness) for staleness in expected]
         buffer = strategy["buffer"]
         if np.count_nonzero(discounts) != buffer:
             return f"{np.count_nonzero(discounts)} updates count, the scenario's buffer is {buffer}"
@@ -419,27 +427,27 @@ def _mixing_weight(strategy: TomlTable, version: int, staleness: int) -> float:
         version: version of the global model at the aggregation.
         staleness: versions that were made since the update's task began.
     """
-    decays = sum(version >= at for at in strategy["alpha_decay_at"])
+    decays = sum(version >= decay_version for decay_version in strategy["alpha_decay_at"])
     alpha = strategy["alpha"] * strategy.get("alpha_decay", 1.0) ** decays
     if strategy["staleness"] == "hinge":
-        late = max(staleness - strategy["hinge_from"], 0)
-        return float(alpha / (strategy["hinge_slope"] * late + 1))
+        excess = max(staleness - strategy["hinge_from"], 0)
+        return float(alpha / (strategy["hinge_slope"] * excess + 1))
     return float(alpha * (1 + staleness) ** -strategy["exponent"])
 
 
-def _compare_weights(weights: Floats, due: Floats | None) -> str | None:
-    """Return a sentence if recorded weights differ from the due ones; else None.
+def _compare_weights(weights: Floats, expected: Floats | None) -> str | None:
+    """Return a sentence if recorded weights differ from the expected ones; else None.
 
     Args:
         weights: recorded weights; float64 [n].
-        due: weights by the strategy's rule; float64 [n]. Nothing is compared if this is None or has
-            a NaN.
+        expected: weights by the strategy's rule; float64 [n]. Nothing is compared if this is None
+            or has a NaN.
     """
-    if due is None or np.isnan(due).any():
+    if expected is None or np.isnan(expected).any():
         return None
-    if np.allclose(weights, due, rtol=_ROUNDING, atol=1e-12):
+    if np.allclose(weights, expected, rtol=_ROUNDING, atol=1e-12):
         return None
-    return f"the weights are {weights.tolist()}, by the scenario's rule {due.tolist()}"
+    return f"the weights are {weights.tolist()}, by the scenario's rule {expected.tolist()}"
 
 
 def _count_samples(evidence: Evidence) -> dict[int, float]:
@@ -452,12 +460,13 @@ def _count_samples(evidence: Evidence) -> dict[int, float]:
     trainings = evidence.trainings
     device = trainings["device"]
     drift = evidence.run.scenario.get("drift", {"kind": "rotation"})["kind"]
-    shifts = events[(events["kind"] == "shift") & (drift not in _SAME_SIZES)]
+    changes_sizes = drift not in _SAME_SIZES
+    shifts = events[(events["kind"] == "shift") & changes_sizes]
     last_shift = shifts.groupby("device")["time"].last()
     has_changed = last_shift.reindex(device).to_numpy() >= trainings["start"].to_numpy()
-    whole = at_places(evidence.devices["samples"], evidence.row_of(device))
-    samples = np.where(has_changed, np.nan, whole)
-    samples = np.where(trainings["in_part"], trainings["part_samples"], samples)
+    samples = values_at_rows(evidence.devices["samples"], evidence.row_of(device))
+    samples = np.where(has_changed, np.nan, samples)
+    samples = np.where(trainings["is_partial"], trainings["part_samples"], samples)
     return dict(zip(trainings["task"].tolist(), samples.tolist(), strict=True))
 
 
@@ -479,21 +488,20 @@ def check_edge_weights(evidence: Evidence) -> Iterator[str]:
         combined["weights"].tolist(),
         strict=True,
     ):
-        before = aggregates[(aggregates["round"] == rounds[row]) & (aggregates.index < row)]
-        last = before.drop_duplicates("group", keep="last")
-        tasks_of = last.set_index("group")["tasks"].to_dict()
-        if not set(edges) <= {*tasks_of}:
+        earlier = aggregates[(aggregates["round"] == rounds[row]) & (aggregates.index < row)]
+        last_of_edges = earlier.drop_duplicates("group", keep="last")
+        tasks_by_edge = last_of_edges.set_index("group")["tasks"].to_dict()
+        if not set(edges) <= {*tasks_by_edge}:
             yield (
-                f"record {row} (edges-combined): {edges} are combined, and {[*tasks_of]} have "
+                f"record {row} (edges-combined): {edges} are combined, and {[*tasks_by_edge]} have "
                 "updates"
             )
             continue
         counts = []
         for edge in edges:
-            counts.append(sum(samples.get(task, math.nan) for task in tasks_of[edge]))
-        problem = _compare_weights(
-            np.array(weights, dtype=np.float64), _divide_by_sum(np.array(counts))
-        )
+            counts.append(sum(samples.get(task, math.nan) for task in tasks_by_edge[edge]))
+        expected = _divide_by_sum(np.array(counts))
+        problem = _compare_weights(np.array(weights, dtype=np.float64), expected)
         if problem is not None:
             yield f"record {row} (edges-combined): {problem}"
 

@@ -51,7 +51,7 @@ def _numbers(values: Iterable[object]) -> list[float]:
     return [number(value) for value in values]
 
 
-def _tasks(data: RecordData) -> list[int]:
+def _task_ids(data: RecordData) -> list[int]:
     tasks = data["tasks"]
     if not all(type(task) is int for task in tasks):
         raise TypeError(f"{tasks!r} are no tasks")
@@ -67,22 +67,22 @@ class _DataRow(Protocol):
 
 class _TrainingData(NamedTuple):
     epochs: float
-    asked: float
-    in_part: bool
+    requested: float
+    is_partial: bool
     part_samples: float
     layers: float
-    ends: list[float]
+    epoch_ends: list[float]
 
     @classmethod
     def of(cls, data: RecordData) -> Self:
         part = data.get("part")
         return cls(
             epochs=number(data["epochs"]),
-            asked=number(data["asked"]),
-            in_part=part is not None,
+            requested=number(data["asked"]),
+            is_partial=part is not None,
             part_samples=math.nan if part is None else number(part[2]),
             layers=number(data.get("layers", math.nan)),
-            ends=_numbers(data["epoch_ends"]),
+            epoch_ends=_numbers(data["epoch_ends"]),
         )
 
 
@@ -95,7 +95,7 @@ class _ComputationData(NamedTuple):
 
 
 class _TaskStartData(NamedTuple):
-    continues: bool
+    is_continuation: bool
 
     @classmethod
     def of(cls, data: RecordData) -> Self:
@@ -111,7 +111,7 @@ class _EdgeServerData(NamedTuple):
 
 
 class _AssignmentData(NamedTuple):
-    before: float
+    previous_group: float
 
     @classmethod
     def of(cls, data: RecordData) -> Self:
@@ -149,12 +149,12 @@ class _LostUpdatesData(NamedTuple):
 
     @classmethod
     def of(cls, data: RecordData) -> Self:
-        return cls(_tasks(data))
+        return cls(_task_ids(data))
 
 
 class _AggregationData(NamedTuple):
     tasks: list[int]
-    rounds: bool
+    has_rounds: bool
     at_edge: bool
     edge: float
     weights: list[float] | None
@@ -166,8 +166,8 @@ class _AggregationData(NamedTuple):
     def of(cls, data: RecordData) -> Self:
         weights = data.get("weights")
         return cls(
-            tasks=_tasks(data),
-            rounds="staleness" not in data,
+            tasks=_task_ids(data),
+            has_rounds="staleness" not in data,
             at_edge="edge" in data,
             edge=_number_or(data.get("edge"), math.nan),
             weights=None if weights is None else _numbers(weights),
@@ -209,28 +209,28 @@ class _RoundEndData(NamedTuple):
 
 
 class _BatteryData(NamedTuple):
-    flat: bool
+    is_flat: bool
     level: float
     charged: float
     idle: float
     drawn: float
-    least: float
-    most: float
-    points: float
+    lowest: float
+    highest: float
+    path_points: float
 
     @classmethod
     def of(cls, data: RecordData) -> Self:
         level = number(data["level"])
-        path = [number(level) for _, level in data["path"]]
+        levels = [level, *[number(point) for _, point in data["path"]]]
         return cls(
-            flat=bool(data["flat"]),
+            is_flat=bool(data["flat"]),
             level=level,
             charged=number(data["charged"]),
             idle=number(data["idle"]),
             drawn=number(data["drawn"]),
-            least=min([level, *path]),
-            most=max([level, *path]),
-            points=len(path),
+            lowest=min(levels),
+            highest=max(levels),
+            path_points=len(data["path"]),
         )
 
 
@@ -262,14 +262,14 @@ class _MessageData(NamedTuple):
     payloads: int
 
 
-def _columns(row: type) -> dict[str, type]:
+def _column_types(row: type) -> dict[str, type]:
     columns = {}
     for name, kind in get_type_hints(row).items():
         columns[name] = kind if kind in (bool, int, float) else object
     return columns
 
 
-_ROWS: Mapping[str, type[_DataRow]] = {
+_ROW_TYPES: Mapping[str, type[_DataRow]] = {
     "step-end of train": _TrainingData,
     "step-end of train or evaluate or compute": _ComputationData,
     "task-start": _TaskStartData,
@@ -290,7 +290,7 @@ _ROWS: Mapping[str, type[_DataRow]] = {
 }
 
 READERS: Mapping[str, DataReader] = {
-    kind: DataReader(_columns(row), row.of) for kind, row in _ROWS.items()
+    kind: DataReader(_column_types(row), row.of) for kind, row in _ROW_TYPES.items()
 }
 """Dict from kind of record, or kind and steps, to its ``DataReader``; without messages."""
 
@@ -330,19 +330,24 @@ class PayloadTable:
 
         The parsers add the payload lists that they meet to this table.
         """
-        on_links = DataReader(_columns(_MessageData), self._read_flow)
+        on_links = DataReader(_column_types(_MessageData), self._read_flow)
         readers = dict.fromkeys(FLOWS, on_links)
-        readers[DEVICE_MESSAGES] = DataReader(_columns(_MessageData), self._read_step)
-        readers["server-transfer"] = DataReader(_columns(_MessageData), self._read_server_transfer)
+        readers[DEVICE_MESSAGES] = DataReader(_column_types(_MessageData), self._read_step)
+        readers["server-transfer"] = DataReader(
+            _column_types(_MessageData), self._read_server_transfer
+        )
         return readers
 
     def _read_step(self, data: RecordData) -> _MessageData:
         sender = data.get("sender") or ""
         receiver = data.get("receiver") or ""
-        return self._message(data, "", sender, receiver, math.nan)
+        # direction and start of a task's message are in other records
+        return self._parse_message(data, "", sender, receiver, start=math.nan)
 
     def _read_flow(self, data: RecordData) -> _MessageData:
-        return self._message(data, *ends_of(data), number(data["start"]))
+        direction, sender, receiver = ends_of(data)
+        start = number(data["start"])
+        return self._parse_message(data, direction, sender, receiver, start)
 
     def _read_server_transfer(self, data: RecordData) -> _MessageData:
         """Parse the ``data`` of a message between parts of the server, such as edge servers.
@@ -363,7 +368,7 @@ class PayloadTable:
             payloads=payloads,
         )
 
-    def _message(
+    def _parse_message(
         self, data: RecordData, direction: str, sender: str, receiver: str, start: float
     ) -> _MessageData:
         size = number(data["bytes"])

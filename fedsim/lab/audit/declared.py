@@ -34,7 +34,6 @@ class OwnPart(NamedTuple):
 
 _METERS = "meters."  # prefix of the keys of a user's meters, which the audit recounts
 
-
 _VALUES = "values of learning, which nothing else in the folder has"
 _NO_TRACE = "changes values of learning alone, no time and no byte"
 _DECIDES = "a decision by values of learning, or by what a server knew"
@@ -285,11 +284,10 @@ def check_own_parts(evidence: Evidence) -> Iterator[str]:
 def _find_check(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] | None:
     """Return the ``check_run`` of a user's part; None if it has none or cannot be imported."""
     try:
-        check: Callable[[RunFolder, Section], Iterable[str]] | None = getattr(
-            import_object(part.path, part.key), "check_run", None
-        )
+        code = import_object(part.path, part.key)
     except ScenarioError:
         return None  # the part's code may not be imported, or cannot be found
+    check: Callable[[RunFolder, Section], Iterable[str]] | None = getattr(code, "check_run", None)
     return check
 
 

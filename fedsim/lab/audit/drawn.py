@@ -8,7 +8,7 @@ import numpy as np
 from fedsim.common.arrays import Floats
 from fedsim.common.streams import Streams
 from fedsim.lab.audit.evidence import TomlTable
-from fedsim.lab.audit.frames import read
+from fedsim.lab.audit.frames import read_quantity
 
 
 def redraw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: object) -> Floats:
@@ -29,23 +29,23 @@ def redraw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: o
     generator = Streams(scenario["seed"]).generator(purpose)
     if not section:
         return np.full(count, np.nan)
-    units = GenericAlias(list, (unit,))
+    list_of_unit = GenericAlias(list, (unit,))
     match section["kind"]:
         case "constant":
-            return np.full(count, read(unit, section["value"]), dtype=np.float64)
+            return np.full(count, read_quantity(unit, section["value"]), dtype=np.float64)
         case "uniform":
-            low = read(unit, section["low"])
-            high = read(unit, section["high"])
+            low = read_quantity(unit, section["low"])
+            high = read_quantity(unit, section["high"])
             return np.asarray(generator.uniform(low, high, count))
         case "lognormal":
             normal = generator.standard_normal(count)
-            median = read(unit, section["median"])
+            median = read_quantity(unit, section["median"])
             return np.asarray(median * np.exp(normal * math.log(section["spread"])))
         case "choice":
             shares = section.get("shares")
             weights = np.array(shares) / sum(shares) if shares else None
-            values = np.array(read(units, section["values"]))
+            values = np.array(read_quantity(list_of_unit, section["values"]))
             return np.asarray(generator.choice(values, count, p=weights))
         case "list":
-            return np.array(read(units, section["values"]), dtype=np.float64)
+            return np.array(read_quantity(list_of_unit, section["values"]), dtype=np.float64)
     return np.full(count, np.nan)

@@ -10,7 +10,7 @@ from typing import TypedDict
 import numpy as np
 import pandas as pd
 
-from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.arrays import Floats, Ints
 from fedsim.common.units import TICK_S
 from fedsim.lab.audit.data import RecordData
 from fedsim.lab.audit.evidence import Evidence
@@ -19,9 +19,9 @@ from fedsim.records import folder as files
 from fedsim.records.schema import OF_METERS
 from fedsim.world.meters.energy import DAY_S, PHASES, PLACES, SETTING, TABLE, computing_steps
 
-_HOURS = np.arange(25) * 3600.0
-_WATTS = ["idle_w", "compute_w", "receive_w", "send_w", "tail_w", "charge_w"]
-_NOBODY = -1  # ID that stands for no device and no task, in a server's energy
+_HOUR_BEGINS_S = np.arange(25) * 3600.0
+_POWER_COLUMNS = ["idle_w", "compute_w", "receive_w", "send_w", "tail_w", "charge_w"]
+_NO_ID = -1  # in place of device and task, for a server's energy
 _CONTINUOUS = -1  # row of energy that is drawn all the time, and so belongs to no record
 
 
@@ -44,13 +44,13 @@ def check_energy(evidence: Evidence) -> Iterator[str]:
     totals are compared.
     """
     stated = evidence.run.summary.get("energy")
-    if (stated is None) == ("energy" in evidence.run.scenario):
-        if stated is None:
-            yield "the scenario counts energy, and the summary does not"
-        else:
-            yield "the scenario counts no energy"
+    counts_energy = "energy" in evidence.run.scenario
     if stated is None:
+        if counts_energy:
+            yield "the scenario counts energy, and the summary does not"
         return
+    if not counts_energy:
+        yield "the scenario counts no energy"
     account = _Account(evidence)
     yield from _check_phases_of_devices(evidence, account)
     yield from _check_totals(account, stated)
@@ -69,18 +69,18 @@ def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterato
         account: the energy of the run, computed from its records.
     """
     table = account.table
-    numbers = evidence.frame(TABLE, ["device"])["device"].to_numpy()
+    device_ids = evidence.frame(TABLE, ["device"])["device"].to_numpy()
     yield from report_differences(
-        "{name} in row {row} is {stated!r}, due is {due!r}",
-        table.assign(device=numbers),
+        "{name} in row {row} is {stated!r}, due is {expected!r}",
+        table.assign(device=device_ids),
         {"device": table.index},
     )
-    text = "{name} of device {row} is {stated!r}, the records say {due!r}"
+    text = "{name} of device {row} is {stated!r}, the records say {expected!r}"
     yield from report_differences(text, table, account.device_joules.add_suffix("_j"))
     if account.zones:
         grams = account.drawn.groupby("device")["grams"].sum()
-        due = grams.reindex(table.index, fill_value=0.0)
-        yield from report_differences(text, table, {"grams": due})
+        expected = grams.reindex(table.index, fill_value=0.0)
+        yield from report_differences(text, table, {"grams": expected})
 
 
 def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
@@ -101,9 +101,11 @@ def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
     totals["wasted"] = stated["wasted"], account.wasted()
     if account.zones:
         totals["grams"] = stated["grams"], account.drawn["grams"].sum()
-    for name, (entry, due) in totals.items():
-        if not is_close(entry, due):
-            yield f"energy.{name} is {entry!r} in the summary, what it sums up is {float(due)!r}"
+    for name, (entry, expected) in totals.items():
+        if not is_close(entry, expected):
+            yield (
+                f"energy.{name} is {entry!r} in the summary, what it sums up is {float(expected)!r}"
+            )
 
 
 def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
@@ -112,11 +114,11 @@ def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[
     They have to be the sum over the device's phases (such as ``send``), which are taken from
     ``energy.parquet``.
     """
-    due = account.table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
+    expected = account.table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
     if not evidence.run.has_all_devices:
-        due = due[evidence.devices["device"]]
-    text = f"{{name}} in row {{row}} of {files.DEVICES} is {{stated!r}}, in {TABLE} {{due!r}}"
-    yield from report_differences(text, evidence.devices, {"joules": due})
+        expected = expected[evidence.devices["device"]]
+    text = f"{{name}} in row {{row}} of {files.DEVICES} is {{stated!r}}, in {TABLE} {{expected!r}}"
+    yield from report_differences(text, evidence.devices, {"joules": expected})
 
 
 def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
@@ -125,10 +127,11 @@ def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
     if account.zones:
         quantities.append("grams")
     for quantity in quantities:
-        due = account.by_round(quantity)
-        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(due))  # a round's figure is a difference of two sums
-        text = "round {row} has {stated!r} {name}, the records say {due!r}"
-        yield from report_differences(text, evidence.rounds, {quantity: due}, atol=slack)
+        expected = account.by_round(quantity)
+        # the run computes a round's value as the difference of two sums since its begin
+        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(expected))
+        text = "round {row} has {stated!r} {name}, the records say {expected!r}"
+        yield from report_differences(text, evidence.rounds, {quantity: expected}, atol=slack)
 
 
 def check_batteries(evidence: Evidence) -> Iterator[str]:
@@ -146,26 +149,32 @@ def check_batteries(evidence: Evidence) -> Iterator[str]:
         .join(evidence.events[["device", "time"]])
         .join(account.table, on="device")
     )
-    booked = records["charged"] + records["idle"] + records["drawn"]
-    watts = records[_WATTS].sum(axis=1)
-    points = (records["points"] + 1.0).groupby(records["device"]).transform("sum")
-    slack = 1e-6 + 1e-9 * booked + TICK_S * watts * points
+    moved_j = records["charged"] + records["idle"] + records["drawn"]
+    watts = records[_POWER_COLUMNS].sum(axis=1)
+    points = (records["path_points"] + 1.0).groupby(records["device"]).transform("sum")
+    # times are rounded to a tick of the clock, at each point of a battery's path
+    slack = 1e-6 + 1e-9 * moved_j + TICK_S * watts * points
     text = (
-        "the battery of device {device} holds {least!r} to {most!r} J; allowed are 0 to "
+        "the battery of device {device} holds {lowest!r} to {highest!r} J; allowed are 0 to "
         "{capacity_j!r} J"
     )
-    over_full = records["most"] > records["capacity_j"] + slack
-    yield from report(text, records, (records["least"] < 0) | over_full)
-    records["due"] = records["initial_j"] + records["charged"] - records["idle"] - records["drawn"]
-    text = "the battery of device {device} holds {level!r} J at {time!r} s, its books {due!r} J"
-    yield from report(text, records, ~(np.abs(records["level"] - records["due"]) <= slack))
+    is_overfull = records["highest"] > records["capacity_j"] + slack
+    yield from report(text, records, (records["lowest"] < 0) | is_overfull)
+    records["expected"] = (
+        records["initial_j"] + records["charged"] - records["idle"] - records["drawn"]
+    )
+    text = (
+        "the battery of device {device} holds {level!r} J at {time!r} s, its books {expected!r} J"
+    )
+    yield from report(text, records, ~(np.abs(records["level"] - records["expected"]) <= slack))
     if evidence.run.summary["status"] == "failed":  # unfinished work has no record of its end
         return
-    due = account.device_joules[list(PHASES[1:])].sum(axis=1) - account.tails_after_end()
+    phases_of_tasks = list(PHASES[1:])  # all except "idle"
+    task_joules = account.device_joules[phases_of_tasks].sum(axis=1) - account.tails_after_end()
     last = records.assign(slack=slack).drop_duplicates("device", keep="last").sort_values("device")
-    last["due"] = due.reindex(last["device"]).to_numpy()
-    text = "the battery of device {device} gave {drawn!r} J to tasks, they took {due!r} J"
-    yield from report(text, last, ~(np.abs(last["drawn"] - last["due"]) <= last["slack"]))
+    last["expected"] = task_joules.reindex(last["device"]).to_numpy()
+    text = "the battery of device {device} gave {drawn!r} J to tasks, they took {expected!r} J"
+    yield from report(text, last, ~(np.abs(last["drawn"] - last["expected"]) <= last["slack"]))
 
 
 class _Account:
@@ -193,7 +202,7 @@ class _Account:
         columns = ["device", "task", "start", "end", "joules", "row", "phase"]
         parts = [part.assign(phase=phase)[columns] for phase, part in self._energy_portions()]
         drawn = pd.concat(parts, ignore_index=True)
-        # energy that no device draws has the first zone
+        # energy of servers (device -1, the appended entry) has the first zone
         drawn["zone"] = np.append(self.table["zone"].to_numpy(), 0)[drawn["device"]]
         drawn["grams"] = 0.0
         for number, zone in enumerate(self.zones):
@@ -241,13 +250,18 @@ class _Account:
             yield phase, transfers.assign(joules=joules)
 
     def _energy_of_servers(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield ``server`` and ``edge``, each with the energy portions of that kind of server.
+
+        A message of a task that names its sender or receiver goes between a device and an edge
+        server. The server takes part in all other messages except those between devices.
+        """
         transfers = self._evidence.recorded_transfers
         of_devices = transfers["kind"] == "step-end"
         of_edges = transfers["kind"] == "edge-transfer"
         of_peers = transfers["kind"] == "message"
-        has_near_end = (transfers["sender"] != "") | (transfers["receiver"] != "")
-        to_server = ~((of_devices & has_near_end) | of_peers)
-        yield "server", self._energy_of_place("server", to_server)
+        names_endpoint = (transfers["sender"] != "") | (transfers["receiver"] != "")
+        at_edge_alone = of_devices & names_endpoint
+        yield "server", self._energy_of_place("server", ~(at_edge_alone | of_peers))
         yield "edge", self._energy_of_place("edge", of_devices | of_edges)
 
     def _energy_of_place(self, place: str, passing: "pd.Series[bool]") -> pd.DataFrame:
@@ -276,7 +290,7 @@ class _Account:
             index=[_CONTINUOUS],
         )
         parts = pd.concat([idle, messages[passing], updates])
-        energy: pd.DataFrame = parts.assign(device=_NOBODY, task=_NOBODY, row=parts.index)
+        energy: pd.DataFrame = parts.assign(device=_NO_ID, task=_NO_ID, row=parts.index)
         return energy
 
     def tails_after_end(self) -> "pd.Series[float]":
@@ -307,20 +321,21 @@ class _Account:
             quantity: ``joules`` or ``grams``.
         """
         is_continuous = self.drawn["row"] == _CONTINUOUS
-        at_once = self.drawn[~is_continuous]
-        evenly = self.drawn[is_continuous & (self.drawn["end"] > self.drawn["start"])]
-        place = np.searchsorted(self._round_rows, at_once["row"], side="right")
-        booked = np.bincount(place, at_once[quantity], len(self._round_rows) + 1)[:-1]
-        times = self._events["time"].to_numpy()[self._round_rows]
-        total = np.zeros(len(self._round_rows))
+        counted_at_record = self.drawn[~is_continuous]
+        continuous = self.drawn[is_continuous & (self.drawn["end"] > self.drawn["start"])]
+        rounds = len(self._round_rows)
+        round_index = np.searchsorted(self._round_rows, counted_at_record["row"], side="right")
+        # index ``rounds`` is of records after the last round, which count for none
+        of_records = np.bincount(round_index, counted_at_record[quantity], rounds + 1)[:-1]
+        round_ends = self._events["time"].to_numpy()[self._round_rows]
+        until_round = np.zeros(rounds)
         if quantity == "grams":
-            for number, zone in enumerate(self.zones):
-                in_zone = (evenly["zone"] == number).to_numpy()
-                total += _sum_energy(evenly, in_zone, times, zone)
+            for index, zone in enumerate(self.zones):
+                of_zone = continuous[continuous["zone"] == index]
+                until_round += _sum_energy(of_zone, round_ends, zone)
         else:
-            everywhere = np.ones(len(evenly), dtype=bool)
-            total += _sum_energy(evenly, everywhere, times, zone=None)
-        return booked.astype(np.float64) + np.diff(total, prepend=0.0)
+            until_round += _sum_energy(continuous, round_ends, zone=None)
+        return of_records.astype(np.float64) + np.diff(until_round, prepend=0.0)
 
     def _device_values(self, rows: pd.DataFrame, name: str) -> Floats:
         """Return a value, such as ``idle_w``, of the device of each row; float64 [rows].
@@ -355,16 +370,18 @@ class _Account:
         if self._setting["idle_while"] == "working":
             tasks = self._evidence.tasks
             return self._add_joules(tasks.assign(end=tasks["time"]), "idle_w")
-        first = self._first_times("task-start")
-        departure = self._first_times("departure").reindex(first.index)
+        first_task = self._first_times("task-start")
+        departure = self._first_times("departure").reindex(first_task.index)
         end = departure.clip(upper=self._end).fillna(self._end)
-        present = pd.DataFrame({"device": first.index, "task": _NOBODY, "start": first.to_numpy()})
+        present = pd.DataFrame(
+            {"device": first_task.index, "task": _NO_ID, "start": first_task.to_numpy()}
+        )
         present["end"] = np.maximum(end.to_numpy(), present["start"])
         drawn = self._add_joules(present, "idle_w").assign(row=_CONTINUOUS)
         if not self._setting["batteries"]:
             return drawn
-        plugged_in = drawn[np.isinf(self._device_values(drawn, "capacity_j"))]
-        return pd.concat([plugged_in, self._idle_energy_of_batteries()])
+        without_battery = drawn[np.isinf(self._device_values(drawn, "capacity_j"))]
+        return pd.concat([without_battery, self._idle_energy_of_batteries()])
 
     def _first_times(self, kind: str) -> "pd.Series[float]":
         """Return the time of each device's first record of a kind (s), indexed by device."""
@@ -377,12 +394,12 @@ class _Account:
         Battery records state the idle energy as a running sum since the device's first task.
         """
         records = self._evidence.data_of("battery").join(self._events[["device", "time"]])
-        before = records.groupby("device")[["idle", "time"]].shift()
+        previous = records.groupby("device")[["idle", "time"]].shift()
         intervals = records.assign(
-            task=_NOBODY,
-            start=before["time"],
+            task=_NO_ID,
+            start=previous["time"],
             end=records["time"],
-            joules=records["idle"] - before["idle"],
+            joules=records["idle"] - previous["idle"],
             row=records.index,
         )
         return intervals.dropna(subset="start")
@@ -394,24 +411,28 @@ class _Account:
         an empty battery.
         """
         events = self._events
-        ends = events["kind"] == "step-end"
-        moving = events["step"].isin(("download", "upload"))
-        ran_flat = events["outcome"] == "battery"
-        begins = ends & moving & ~ran_flat
-        cuts = ((events["kind"] == "step-start") & moving) | (ends & ran_flat)
+        ends_step = events["kind"] == "step-end"
+        is_transfer = events["step"].isin(("download", "upload"))
+        is_flat = events["outcome"] == "battery"
+        begins_tail = ends_step & is_transfer & ~is_flat
+        cuts_tail = ((events["kind"] == "step-start") & is_transfer) | (ends_step & is_flat)
         if self._setting["batteries"]:
             battery = self._evidence.data_of("battery")
-            cuts |= events.index.isin(battery.index[battery["flat"]])
-        turns = events.assign(row=events.index)[begins | cuts]
-        is_tail = begins[turns.index]
-        following = turns.groupby("device")[["row", "time"]].shift(-1)
-        following = following.fillna({"row": len(events), "time": np.inf})[is_tail]
-        tails = turns[is_tail].rename(columns={"time": "start"})
-        asleep = tails["start"] + self._device_values(tails, "tail_s")
-        drawn = self._add_joules(tails.assign(end=np.minimum(following["time"], asleep)), "tail_w")
-        return drawn.assign(row=self._rows_of_tails(drawn, asleep, following["row"].to_numpy()))
+            cuts_tail |= events.index.isin(battery.index[battery["is_flat"]])
+        limits = events.assign(row=events.index)[begins_tail | cuts_tail]
+        is_begin = begins_tail[limits.index]
+        following = limits.groupby("device")[["row", "time"]].shift(-1)
+        following = following.fillna({"row": len(events), "time": np.inf})[is_begin]
+        tails = limits[is_begin].rename(columns={"time": "start"})
+        asleep_at = tails["start"] + self._device_values(tails, "tail_s")
+        tails = tails.assign(end=np.minimum(following["time"], asleep_at))
+        drawn = self._add_joules(tails, "tail_w")
+        rows = self._rows_of_tails(drawn, asleep_at, following["row"].to_numpy())
+        return drawn.assign(row=rows)
 
-    def _rows_of_tails(self, tails: pd.DataFrame, asleep: "pd.Series[float]", ending: Ints) -> Ints:
+    def _rows_of_tails(
+        self, tails: pd.DataFrame, asleep_at: "pd.Series[float]", cut_row: Ints
+    ) -> Ints:
         """Return the row of the record at which the run counts the energy of each radio tail.
 
         A tail is the time for which a radio stays awake after a transfer. Its energy is counted at
@@ -420,13 +441,13 @@ class _Account:
 
         Args:
             tails: the tails, with the ``row`` of the record that ends the transfer.
-            asleep: time at which the radio falls asleep if no transfer follows (s).
-            ending: row of the record that ends the tail early; int64 [tails].
+            asleep_at: time at which the radio falls asleep if no transfer follows (s).
+            cut_row: row of the record that ends the tail early; int64 [tails].
         """
-        times = self._events["time"].to_numpy()[self._round_rows]
-        place = np.searchsorted(times, asleep)
-        round_row = np.append(self._round_rows, len(self._events))[place]
-        row = np.where(round_row <= tails["row"], ending, np.minimum(ending, round_row - 1))
+        round_ends = self._events["time"].to_numpy()[self._round_rows]
+        round_index = np.searchsorted(round_ends, asleep_at)
+        round_row = np.append(self._round_rows, len(self._events))[round_index]
+        row = np.where(round_row <= tails["row"], cut_row, np.minimum(cut_row, round_row - 1))
         return row.astype(np.int64)
 
 
@@ -439,34 +460,32 @@ def _grams(zone: _GridZone, drawn: pd.DataFrame) -> "pd.Series[float]":
     start = drawn["start"]
     end = drawn["end"]
     hour = np.nan_to_num(np.mod(start + zone["offset_s"], DAY_S) // 3600).astype(np.int64)
-    mean = (_integrate_intensity(zone, end) - _integrate_intensity(zone, start)) / (end - start)
-    intensity = np.where(end > start, mean, np.array(zone["hours"])[hour])
+    integral = _integrate_intensity(zone, end) - _integrate_intensity(zone, start)
+    # a portion of no duration has the intensity of its instant
+    intensity = np.where(end > start, integral / (end - start), np.array(zone["hours"])[hour])
     return drawn["joules"] * intensity
 
 
-def _sum_energy(evenly: pd.DataFrame, rows: Flags, times: Floats, zone: _GridZone | None) -> Floats:
+def _sum_energy(portions: pd.DataFrame, times: Floats, zone: _GridZone | None) -> Floats:
     """Sum energy at constant powers from the run's begin up to each of given times.
 
     Args:
-        evenly: portions of energy, drawn evenly from ``start`` to ``end``.
-        rows: the portions to sum; bool [portions].
+        portions: portions of energy, drawn evenly from ``start`` to ``end``.
         times: ends of the sums (s).
         zone: zone of the grid, to sum carbon instead of energy.
 
     Returns:
         Joules, or grams if ``zone`` is given; float64 [times].
     """
-    watts = (evenly["joules"] / (evenly["end"] - evenly["start"])).to_numpy()[rows]
-    start = evenly["start"].to_numpy()
-    end = evenly["end"].to_numpy()
-    clock = times
+    watts = (portions["joules"] / (portions["end"] - portions["start"])).to_numpy()
+    start = portions["start"].to_numpy()
+    end = portions["end"].to_numpy()
     if zone is not None:
-        start = _integrate_intensity(zone, evenly["start"])
-        end = _integrate_intensity(zone, evenly["end"])
-        clock = _integrate_intensity(zone, times)
-    begin = start[rows]
-    until = end[rows]
-    sums = [float(np.sum(watts * (np.clip(now, begin, until) - begin))) for now in clock]
+        # on the axis of the integrated intensity, watts sum to grams as on that of time to joules
+        start = _integrate_intensity(zone, start)
+        end = _integrate_intensity(zone, end)
+        times = _integrate_intensity(zone, times)
+    sums = [float(np.sum(watts * (np.clip(time, start, end) - start))) for time in times]
     return np.array(sums, dtype=np.float64)
 
 
@@ -476,6 +495,8 @@ def _integrate_intensity(zone: _GridZone, times: "Floats | pd.Series[float]") ->
     The integral begins at the last midnight before the run, in the zone's time. Callers use the
     difference of two results: the integral between two times.
     """
-    sums = np.append(0.0, np.cumsum(zone["hours"])) * 3600.0
-    days, rest = np.divmod(times + zone["offset_s"], DAY_S)
-    return np.asarray(days * sums[-1] + np.interp(rest, _HOURS, sums), dtype=np.float64)
+    until_hour = np.append(0.0, np.cumsum(zone["hours"])) * 3600.0
+    days, time_of_day = np.divmod(times + zone["offset_s"], DAY_S)
+    return np.asarray(
+        days * until_hour[-1] + np.interp(time_of_day, _HOUR_BEGINS_S, until_hour), dtype=np.float64
+    )

@@ -25,11 +25,11 @@ from fedsim.lab.audit.data import (
 )
 from fedsim.lab.audit.frames import (
     NOTHING,
-    at_places,
     column_values,
     endpoint_numbers,
-    latest,
-    read,
+    last_marked_rows,
+    read_quantity,
+    values_at_rows,
 )
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
@@ -41,12 +41,12 @@ OWN_COLUMNS = {
     "batch_size": "batch_size",
     "lr": "lr",
 }
-"""Key of ``population.local`` -> column of ``devices.parquet``."""
+"""Dict from key of ``population.local`` to column of ``devices.parquet``."""
 
 TomlTable = Mapping[str, Any]
 """Table of a scenario, as a dict from key to value."""
 
-_DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
+_PARSING_ERRORS = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 """Errors that readers raise for data that no run writes."""
 
 
@@ -147,8 +147,8 @@ class Evidence:
                 if not isinstance(data, dict):
                     raise TypeError(f"{data!r} is no table")
                 cells.append(reader.cells(data))
-            except _DAMAGES as error:
-                row = rows[codes.tolist().index(code)]
+            except _PARSING_ERRORS as error:
+                row = rows[codes.tolist().index(code)]  # the first record with this text
                 reason = f"{type(error).__name__}: {error}"
                 raise RunFolderError(
                     f"{files.EVENTS} of {str(self.run.path)!r} is damaged: record {row} ({kind}) "
@@ -196,16 +196,16 @@ class Evidence:
         data = pd.concat([self.data_of(kind) for kind in kinds]).sort_index()
         columns = ["kind", "step", "time", "device", "round", "task", "outcome"]
         records = data.join(self.events[columns])
-        of_tasks = records["kind"] == "step-end"
-        at_once = records["kind"] == "server-transfer"
+        ends_step = records["kind"] == "step-end"
+        of_servers = records["kind"] == "server-transfer"
         step_start = self.steps["start"].reindex(records.index)
-        start = np.where(at_once, records["time"], records["start"])
+        start = np.where(of_servers, records["time"], records["start"])
         direction = np.where(records["step"] == "download", "down", "up")
         return records.assign(
-            start=np.where(of_tasks, step_start, start),
+            start=np.where(ends_step, step_start, start),
             end=records["time"],
-            direction=np.where(of_tasks, direction, records["direction"]),
-            outcome=np.where(at_once, "done", records["outcome"]),
+            direction=np.where(ends_step, direction, records["direction"]),
+            outcome=np.where(of_servers, "done", records["outcome"]),
         )
 
     @property
@@ -226,14 +226,14 @@ class Evidence:
     def is_continuation(self) -> Flags:
         """Mask of the records that begin a task which continues another task; bool [records]."""
         starts = self.data_of("task-start")
-        return self.events.index.isin(starts.index[starts["continues"]])
+        return self.events.index.isin(starts.index[starts["is_continuation"]])
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """DataFrame of the records that end a step of a task, such as ``upload``.
 
-        Besides the columns of the records it has ``begun``, the index of the record that begins the
-        step (-1 for no such record), and ``start``, the time of that record (s).
+        Besides the columns of the records it has ``begin_row``, the index of the record that begins
+        the step (-1 for no such record), and ``start``, the time of that record (s).
         """
         return self._find_spans("step")
 
@@ -241,15 +241,15 @@ class Evidence:
     def tasks(self) -> pd.DataFrame:
         """DataFrame of the records that end a task.
 
-        Besides the columns of the records it has ``begun``, the index of the record that begins the
-        task (-1 for no such record), and ``start``, the time of that record (s).
+        Besides the columns of the records it has ``begin_row``, the index of the record that begins
+        the task (-1 for no such record), and ``start``, the time of that record (s).
         """
         return self._find_spans("task")
 
     def _find_spans(self, unit: str) -> pd.DataFrame:
-        """Return the records that end a task or a step, with ``begun`` and ``start`` added.
+        """Return the records that end a task or a step, with ``begin_row`` and ``start`` added.
 
-        ``begun`` is the row of the record that begins it, or -1; ``start`` is the time of that
+        ``begin_row`` is the row of the record that begins it, or -1; ``start`` is the time of that
         record (s).
 
         Args:
@@ -257,8 +257,8 @@ class Evidence:
         """
         events = self.events
         ends = events[events["kind"] == f"{unit}-end"]
-        begun = latest(events["kind"] == f"{unit}-start", events["task"])[ends.index]
-        return ends.assign(begun=begun, start=at_places(events["time"], begun))
+        begin_row = last_marked_rows(events["kind"] == f"{unit}-start", events["task"])[ends.index]
+        return ends.assign(begin_row=begin_row, start=values_at_rows(events["time"], begin_row))
 
     @cached_property
     def wasted_tasks(self) -> pd.DataFrame:
@@ -279,7 +279,7 @@ class Evidence:
     def trainings(self) -> pd.DataFrame:
         """DataFrame of the records that end a training.
 
-        It adds ``begun`` (row of the record of the training's begin) and ``start`` (time of that
+        It adds ``begin_row`` (row of the record of the training's begin), ``start`` (time of that
         record, s), the epochs, samples and layers from the record's ``data``, and ``core_s``, the
         core time on a shared host (s).
         """
@@ -301,17 +301,17 @@ class Evidence:
         between_peers = frame["direction"] == "peer"
         frame["edge"] = np.where(between_peers, NOTHING, np.maximum(receiver, sender))
         column = self.run.table(files.TRANSFERS, ["payloads"])["payloads"]
-        texts = column.combine_chunks().dictionary_encode()
+        encoded = column.combine_chunks().dictionary_encode()
         try:
-            distinct = texts.dictionary.to_pylist()
-            numbers = [self.payloads.intern(json.loads(text)) for text in distinct]
+            texts = encoded.dictionary.to_pylist()
+            indices = [self.payloads.intern(json.loads(text)) for text in texts]
             if column.null_count:
                 raise ValueError("a message has no payloads")
         except (TypeError, ValueError, RecursionError) as error:
             raise RunFolderError(
                 f"{files.TRANSFERS} of {str(self.run.path)!r} is damaged: {error}"
             ) from None
-        frame["payloads"] = np.array(numbers, dtype=np.int64)[texts.indices.to_numpy()]
+        frame["payloads"] = np.array(indices, dtype=np.int64)[encoded.indices.to_numpy()]
         return frame
 
     @cached_property
@@ -398,8 +398,8 @@ class Evidence:
     def overhead(self) -> float:
         """Bytes on the wire per byte of payload, by the scenario's protocol."""
         protocol = self.run.scenario["network"]["protocol"]
-        segment = read(Bytes, protocol["segment"])
-        header = read(Bytes, protocol["header"])
+        segment = read_quantity(Bytes, protocol["segment"])
+        header = read_quantity(Bytes, protocol["header"])
         return float((segment + header) / segment)
 
     @property

@@ -11,8 +11,8 @@ from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import plain_value, report
 from fedsim.records import folder as files
 
-_SHARES = ("accuracy", "purity", "nmi", "mean_accuracy")
-_DISTANCES = ("discrepancy", "discrepancy_start", "consensus")
+_SHARE_COLUMNS = ("accuracy", "purity", "nmi", "mean_accuracy")
+_DISTANCE_COLUMNS = ("discrepancy", "discrepancy_start", "consensus")
 
 
 def check_metrics(evidence: Evidence) -> Iterator[str]:
@@ -33,8 +33,10 @@ def check_metrics(evidence: Evidence) -> Iterator[str]:
                 "and 'least'"
             )
             continue
-        due = {"final": _last_value(column), "best": plain_value(best) if len(column) else None}
-        for key, value in due.items():
+        expected = {"final": _last_value(column), "best": None}
+        if len(column):
+            expected["best"] = plain_value(best)
+        for key, value in expected.items():
             if entry[key] != value:
                 yield (
                     f"metrics.{name}.{key} is {entry[key]!r} in the summary, by the rounds "
@@ -82,10 +84,10 @@ def check_figures(evidence: Evidence) -> Iterator[str]:
     Shares, such as accuracies, have to be in 0..1; distances, such as a consensus distance, must
     not be negative.
     """
-    for name in _SHARES:
+    for name in _SHARE_COLUMNS:
         text = f"{name} of round {{row}} is {{value!r}}; it is a share"
         yield from _report_outside(text, evidence.rounds[name], 1.0)
-    for name in _DISTANCES:
+    for name in _DISTANCE_COLUMNS:
         text = f"{name} of round {{row}} is {{value!r}}; it is a distance"
         yield from _report_outside(text, evidence.rounds[name], math.inf)
     text = "the accuracy of device {row} is {value!r}; it is a share"

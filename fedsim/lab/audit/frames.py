@@ -59,27 +59,27 @@ def report(text: str, rows: pd.DataFrame, wrong: ArrayLike | None = None) -> Ite
 def report_differences(
     text: str,
     table: pd.DataFrame,
-    due: Mapping[str, ArrayLike] | pd.DataFrame,
+    expected: Mapping[str, ArrayLike] | pd.DataFrame,
     **tolerance: Any,
 ) -> Iterator[str]:
-    """Yield a finding (str) for each cell of a table that differs from its due value.
+    """Yield a finding (str) for each cell of a table that differs from its expected value.
 
     Args:
         text: format string of the finding. Braces may contain ``name`` (of the column), ``row``,
-            ``stated`` and ``due``.
+            ``stated`` and ``expected``.
         table: the table as the folder has it.
-        due: dict from column name to due values [rows].
+        expected: dict from column name to expected values [rows].
         tolerance: keyword arguments of ``is_close``.
     """
-    for column, due_column in due.items():
+    for column, expected_column in expected.items():
         name = str(column)
-        values = np.asarray(due_column)
+        values = np.asarray(expected_column)
         stated = np.asarray(table[name])
         if len(stated) != len(values):
             yield f"there are {len(stated)} rows with {name}; due are {len(values)}"
             continue
-        rows = pd.DataFrame({"name": name, "stated": stated, "due": values})
-        yield from report(text, rows, ~is_close(rows["stated"], rows["due"], **tolerance))
+        rows = pd.DataFrame({"name": name, "stated": stated, "expected": values})
+        yield from report(text, rows, ~is_close(rows["stated"], rows["expected"], **tolerance))
 
 
 def plain_value(value: object) -> object:
@@ -88,56 +88,56 @@ def plain_value(value: object) -> object:
     return None if plain in (NOTHING, "") else plain
 
 
-def latest(mask: ArrayLike, keys: ArrayLike) -> Ints:
-    """Return, for each row, the position of the last marked row with the same key up to that row.
+def last_marked_rows(mask: ArrayLike, keys: ArrayLike) -> Ints:
+    """Return, for each row, the last marked row with the same key up to that row.
 
     For example, if the mask marks the records that begin a task and the key is the device, this is
     the begin of the device's current task.
 
     Args:
-        mask: rows that may be found; bool [n].
+        mask: whether each row is marked; bool [n].
         keys: key of each row; [n].
 
     Returns:
-        Row positions, -1 if no masked row has the key so far; int64 [n].
+        Row positions, -1 if no marked row has the key so far; int64 [n].
     """
     is_masked = np.asarray(mask)
-    places = pd.Series(np.where(is_masked, np.arange(len(is_masked)), np.nan))
-    last_places = places.groupby(np.asarray(keys)).ffill().fillna(-1)
-    return last_places.to_numpy().astype(np.int64)
+    marked_rows = pd.Series(np.where(is_masked, np.arange(len(is_masked)), np.nan))
+    last_rows = marked_rows.groupby(np.asarray(keys)).ffill().fillna(-1)
+    return last_rows.to_numpy().astype(np.int64)
 
 
-def at_places(values: ArrayLike, places: Ints) -> Floats:
-    """Return the values at given positions, and NaN at position -1; float64 [places].
+def values_at_rows(values: ArrayLike, rows: Ints) -> Floats:
+    """Return the values in given rows, and NaN for row -1; float64 [rows].
 
     Args:
         values: the values; [n].
-        places: position of each result in ``values``, or -1; int64 [places].
+        rows: position of each result in ``values``, or -1; int64 [rows].
     """
-    return np.append(np.asarray(values, dtype=np.float64), np.nan)[places]
+    return np.append(np.asarray(values, dtype=np.float64), np.nan)[rows]
 
 
 def is_close(
-    stated: ArrayLike, due: ArrayLike, atol: float = 1e-6, equal_nan: bool = False
+    stated: ArrayLike, expected: ArrayLike, atol: float = 1e-6, equal_nan: bool = False
 ) -> Flags:
-    """Return whether numbers of a folder equal their due values, up to the rounding error of sums.
+    """Return whether numbers of a folder equal their expected values up to rounding errors.
 
     Args:
         stated: numbers of the folder; of any shape.
-        due: numbers that follow from the records or the scenario; of the same shape.
+        expected: numbers that follow from the records or the scenario; of the same shape.
         atol: absolute tolerance, which is added to a relative tolerance of 1e-9.
         equal_nan: whether NaN equals NaN.
 
     Returns:
         bool, of the shape of the numbers.
     """
-    return np.isclose(stated, due, rtol=1e-9, atol=atol, equal_nan=equal_nan)
+    return np.isclose(stated, expected, rtol=1e-9, atol=atol, equal_nan=equal_nan)
 
 
 _adapter = cache(TypeAdapter[Any])
 
 
-def read(kind: object, text: object) -> Any:
+def read_quantity(kind: object, text: object) -> Any:
     """Parse a quantity of a scenario, such as ``"2 MB"``, to a number in its base unit.
 
     Args:

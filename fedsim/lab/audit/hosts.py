@@ -9,10 +9,10 @@ import pandas as pd
 from fedsim.common.arrays import Floats
 from fedsim.common.units import Bytes, Seconds
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, grain_s, read, report
+from fedsim.lab.audit.frames import NOTHING, grain_s, read_quantity, report
 
 _ROUNDING = 1e-6
-_ON_CORES = ("train", "evaluate", "compute")
+_COMPUTING_STEPS = ("train", "evaluate", "compute")
 
 
 def check_core_shares(evidence: Evidence) -> Iterator[str]:
@@ -28,19 +28,21 @@ def check_core_shares(evidence: Evidence) -> Iterator[str]:
     cores = host.get("cores", 1)
     throughput = [[1.0, 1.0], *host.get("throughput", [[cores, cores]])]
     counts = [count for count, _ in throughput]
-    work = [rate for _, rate in throughput]
-    computing = steps[steps["step"].isin(_ON_CORES) & (steps["outcome"] != "memory")]
+    throughputs = [rate for _, rate in throughput]
+    computing = steps[steps["step"].isin(_COMPUTING_STEPS) & (steps["outcome"] != "memory")]
     text = (
-        "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was {due!r} s"
+        "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was "
+        "{expected!r} s"
     )
     hosts = steps["device"] % host["number"]
     for _, spans in computing.join(evidence.core_s).groupby(hosts):
         times, busy = counts_at_once(spans)
-        rates = np.interp(busy, counts, work) / np.maximum(busy, 1)
-        served = np.append(0.0, np.cumsum(rates[:-1] * np.diff(times)))
-        due = np.interp(spans["time"], times, served) - np.interp(spans["start"], times, served)
-        wrong = ~(np.abs(spans["core_s"] - due) <= _ROUNDING * (1 + due))
-        yield from report(text, spans.assign(due=due), wrong)
+        core_shares = np.interp(busy, counts, throughputs) / np.maximum(busy, 1)
+        share_s = np.append(0.0, np.cumsum(core_shares[:-1] * np.diff(times)))
+        until_end = np.interp(spans["time"], times, share_s)
+        expected = until_end - np.interp(spans["start"], times, share_s)
+        wrong = ~(np.abs(spans["core_s"] - expected) <= _ROUNDING * (1 + expected))
+        yield from report(text, spans.assign(expected=expected), wrong)
 
 
 def check_host_workers(evidence: Evidence) -> Iterator[str]:
@@ -55,19 +57,19 @@ def check_host_workers(evidence: Evidence) -> Iterator[str]:
     steps = evidence.steps
     tasks = evidence.tasks
     slots = _largest_count(host)
-    first = steps.sort_values("begun").drop_duplicates("task")
+    first = steps.sort_values("begin_row").drop_duplicates("task")
     waits = first[first["step"] == "queue"]  # a task's first step "queue" waits for a worker
     if slots == math.inf:
         yield from report("task {task} waited for a worker, and its host has one for each", waits)
         return
-    entered = waits.set_index("task")["time"]
-    at_work = tasks.assign(start=tasks["task"].map(entered).fillna(tasks["start"]))
+    wait_end = waits.set_index("task")["time"]
+    at_work = tasks.assign(start=tasks["task"].map(wait_end).fillna(tasks["start"]))
     waits = waits[waits["time"] > waits["start"]]
     for number, spans in at_work.groupby(tasks["device"] % host["number"]):
         times, busy = counts_at_once(spans)
-        most = busy.max()
-        if most > slots:
-            yield f"host {number} had {most:g} tasks at once; it has room for {slots:g}"
+        most_tasks = busy.max()
+        if most_tasks > slots:
+            yield f"host {number} had {most_tasks:g} tasks at once; it has room for {slots:g}"
         waiting = waits[waits["device"] % host["number"] == number]
         start = waiting["start"].to_numpy()
         least = fewest_at_once(times, busy, start, waiting["time"].to_numpy())
@@ -87,8 +89,8 @@ def _largest_count(host: TomlTable) -> float:
     """
     slots = float(host.get("workers", math.inf))
     if "memory" in host:
-        memory = read(Bytes, host["memory"])
-        task_memory = read(Bytes, host["task_memory"])
+        memory = read_quantity(Bytes, host["memory"])
+        task_memory = read_quantity(Bytes, host["task_memory"])
         slots = min(slots, memory // task_memory)
     return slots
 
@@ -108,14 +110,14 @@ def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> F
     fewest = np.full(len(start), np.inf)
     if not len(start) or not len(times):
         return fewest
-    settled = np.append(times[1:] > times[:-1], True)  # whether a count is the last of its instant
-    times = times[settled]
-    busy = busy[settled]
-    for place, (begin, until) in enumerate(zip(start, end, strict=True)):
-        first = np.searchsorted(times, begin, side="right") - 1
+    is_last_of_instant = np.append(times[1:] > times[:-1], True)
+    times = times[is_last_of_instant]
+    busy = busy[is_last_of_instant]
+    for index, (begin, until) in enumerate(zip(start, end, strict=True)):
+        first = np.searchsorted(times, begin, side="right") - 1  # count that holds at the begin
         last = np.searchsorted(times, until, side="left")
         within = busy[max(first, 0) : max(last, first + 1)]
-        fewest[place] = within.min(initial=np.inf)
+        fewest[index] = within.min(initial=np.inf)
     return fewest
 
 
@@ -141,34 +143,33 @@ def check_start_ups(evidence: Evidence) -> Iterator[str]:
     all other steps of the task except ``queue``, and takes the time that the scenario sets.
     """
     host = evidence.run.scenario["population"].get("host") or {}
-    due = read(Seconds, host.get("start_up", "0 s"))
+    expected = read_quantity(Seconds, host.get("start_up", "0 s"))
     steps = evidence.steps[evidence.steps["device"] != NOTHING]
     start_ups = steps[steps["step"] == "start-up"]
-    if not due:
+    if not expected:
         yield from report("task {task} starts up, and by the scenario none does", start_ups)
         return
-    start_ups = start_ups.assign(took=start_ups["time"] - start_ups["start"], due=due)
-    text = "task {task} started up in {took!r} s; by the scenario that takes {due!r} s"
-    yield from report(
-        text, start_ups, _start_up_errors(start_ups, due) > 2 * grain_s(start_ups["time"])
-    )
-    rest = steps[~steps["step"].isin(("start-up", "queue"))]
-    first = rest.sort_values("begun").drop_duplicates("task")
-    begun = start_ups.set_index("task")["begun"]
-    start_up_row = first["task"].map(begun).fillna(math.inf)
+    start_ups = start_ups.assign(took=start_ups["time"] - start_ups["start"], expected=expected)
+    text = "task {task} started up in {took!r} s; by the scenario that takes {expected!r} s"
+    is_wrong = _start_up_errors(start_ups, expected) > 2 * grain_s(start_ups["time"])
+    yield from report(text, start_ups, is_wrong)
+    work = steps[~steps["step"].isin(("start-up", "queue"))]
+    first = work.sort_values("begin_row").drop_duplicates("task")
+    start_up_rows = start_ups.set_index("task")["begin_row"]
+    start_up_row = first["task"].map(start_up_rows).fillna(math.inf)
     text = "task {task} begins with {step}; by the scenario it starts up first"
-    yield from report(text, first, start_up_row > first["begun"])
+    yield from report(text, first, start_up_row > first["begin_row"])
 
 
-def _start_up_errors(start_ups: pd.DataFrame, due: float) -> Floats:
+def _start_up_errors(start_ups: pd.DataFrame, expected: float) -> Floats:
     """Return the error of each start-up's duration (s); float64 [start_ups].
 
-    This is the absolute difference from the due duration if the start-up was finished. A start-up
-    that was cut off may be shorter, so its error is the excess, which may be negative.
+    This is the absolute difference from the expected duration if the start-up was finished. A
+    start-up that was cut off may be shorter, so its error is the excess, which may be negative.
 
     Args:
         start_ups: DataFrame with the duration ``took`` (s) and the ``outcome``.
-        due: due duration (s).
+        expected: expected duration (s).
     """
-    excess = start_ups["took"] - due
+    excess = start_ups["took"] - expected
     return np.where(start_ups["outcome"] == "done", np.abs(excess), excess)

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from fedsim.common.tensor_files import StoredTensor
 from fedsim.common.units import Bytes
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import read
+from fedsim.lab.audit.frames import read_quantity
 
 Tensors = dict[str, tuple[int, ...]]
 """Dict from tensor name to shape."""
@@ -23,18 +23,20 @@ _SAMPLES = {
 }
 """Dict from built-in data source to shape of a sample, and count of classes."""
 
-_DENSE: Mapping[str, tuple[int, ...]] = {"logistic": (), "femnist-mlp": (512,)}
+_HIDDEN_WIDTHS: Mapping[str, tuple[int, ...]] = {"logistic": (), "femnist-mlp": (512,)}
+"""Dict from kind of model with dense layers only to the outputs of its hidden layers."""
+
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-_FILES = ("global", "group", "device")
+_MODEL_FILES = ("global", "group", "device")
 
 
-def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
+def coded_bytes(codec: TomlTable, count: int, model_parameters: int) -> float | None:
     """Return the size of model parameters in a message, after compression such as ``int8``.
 
     Args:
         codec: the scenario's section of the compression, such as ``messages.up``.
         count: count of the parameters that are sent.
-        whole: count of the parameters of the whole model; differs if only some are sent.
+        model_parameters: count of the parameters of the whole model; differs if only some are sent.
 
     Returns:
         The size (bytes); None if the compression is user code.
@@ -46,12 +48,13 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
             size = codec.get("size")
             if size is None:
                 return float(count * _DTYPE_BYTES[codec["dtype"]])
-            return float(read(Bytes, size) * count / whole)
+            return float(read_quantity(Bytes, size) * count / model_parameters)
         case "float16" | "bfloat16":
             return 2 * count
         case "int8":
             return count + scales
         case "qsgd":
+            # a sign and 0..levels, 2 levels + 1 codes
             bits = (2 * codec["levels"]).bit_length()
             return float(math.ceil(count * bits / 8) + scales)
         case "sign":
@@ -60,12 +63,13 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
             selected = min(max(1, round(codec["share"] * count)), count)
             if selected == count:
                 return float(4 * selected)
-            positions = min(4 * selected, math.ceil(count / 8))
-            return float(4 * selected + positions)
+            # positions are int32 indices or a bit mask, whichever is smaller
+            position_bytes = min(4 * selected, math.ceil(count / 8))
+            return float(4 * selected + position_bytes)
     return None
 
 
-def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors]:
+def models_in_file(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors]:
     """Return the models in a saved model file: the shapes of each model's tensors.
 
     A file may have a model for each group or device. A member is the group or device ID as text, or
@@ -91,8 +95,8 @@ def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors
 def saved_tensors(evidence: Evidence) -> Tensors | None:
     """Return the shapes of the tensors of any saved model of the run; None if it saved none."""
     for name, tensors in sorted(evidence.models.items()):
-        if name in _FILES:
-            return next(iter(members(tensors, name).values()), None)
+        if name in _MODEL_FILES:
+            return next(iter(models_in_file(tensors, name).values()), None)
     return None
 
 
@@ -104,7 +108,9 @@ def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
     """
     model = scenario.get("model", {"kind": "module"})
     samples = _sample_shape(scenario)
-    hidden = tuple(model["hidden"]) if model["kind"] == "mlp" else _DENSE.get(model["kind"])
+    hidden = _HIDDEN_WIDTHS.get(model["kind"])
+    if model["kind"] == "mlp":
+        hidden = tuple(model["hidden"])
     if samples is None or hidden is None or model.get("file") is not None:
         return None
     shape, classes = samples
@@ -112,11 +118,14 @@ def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
     widths = [math.ceil(share * outputs) for outputs in hidden]
     tensors: Tensors = {}
     inputs = math.prod(shape)
-    for layer, outputs in enumerate([*widths, classes]):
-        name = 2 * layer + (len(shape) > 1)
-        tensors[f"{name}.weight"] = (outputs, inputs)
-        tensors[f"{name}.bias"] = (outputs,)
+    # index of the layer in nn.Sequential: Flatten precedes it if samples are no vectors, and an
+    # activation follows each layer
+    index = 1 if len(shape) > 1 else 0
+    for outputs in [*widths, classes]:
+        tensors[f"{index}.weight"] = (outputs, inputs)
+        tensors[f"{index}.bias"] = (outputs,)
         inputs = outputs
+        index += 2
     return _split_trained(tensors, model)
 
 
@@ -147,7 +156,7 @@ def _split_trained(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors
     if lora is not None:
         for name, shape in [*tensors.items()]:
             layer = name.removesuffix(".weight")
-            if layer != name and _matches(layer, lora["where"]):
+            if layer != name and _matches_any(layer, lora["where"]):
                 tensors[f"{layer}.lora_A"] = (lora["rank"], shape[1])
                 tensors[f"{layer}.lora_B"] = (shape[0], lora["rank"])
     trained: Tensors = {}
@@ -163,17 +172,19 @@ def _split_trained(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors
 def _is_trained(name: str, model: TomlTable) -> bool:
     patterns = model.get("train")
     if patterns is not None:
-        return _matches(name, patterns)
+        return _matches_any(name, patterns)
     return model.get("lora") is None or bool(_adapter_side(name))
 
 
 def _adapter_side(name: str) -> str:
     """Return ``A`` or ``B`` for a tensor of a low-rank adapter, fedsim's own or peft's; else ""."""
-    _, mark, end = name.rpartition(".lora_")
-    return end.partition(".")[0] if mark else ""
+    if ".lora_" not in name:
+        return ""
+    suffix = name.rpartition(".lora_")[2]
+    return suffix.partition(".")[0]
 
 
-def _matches(name: str, patterns: str | Sequence[str]) -> bool:
+def _matches_any(name: str, patterns: str | Sequence[str]) -> bool:
     if isinstance(patterns, str):
         return fnmatchcase(name, patterns)
     return any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -197,9 +208,8 @@ def count_sent_parameters(scenario: TomlTable, tensors: Tensors) -> int | None:
     local_names = _local_names(scenario, tensors)
     if local_names is None:
         return None
-    return count_parameters(tensors) - count_parameters(
-        {name: tensors[name] for name in local_names}
-    )
+    local_tensors = {name: tensors[name] for name in local_names}
+    return count_parameters(tensors) - count_parameters(local_tensors)
 
 
 def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
@@ -214,7 +224,7 @@ def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
         if isinstance(head, int):
             layers = [*dict.fromkeys(_layer_name(name) for name in tensors)]
             return [name for name in tensors if _layer_name(name) in layers[-head:]]
-        return [name for name in tensors if _matches(name, head)]
+        return [name for name in tensors if _matches_any(name, head)]
     if strategy["kind"] == "fedbn":
         if strategy["keeps"] == "statistics":
             return [name for name in tensors if name.endswith(("running_mean", "running_var"))]
@@ -227,7 +237,9 @@ def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
         patterns = [patterns]
     if any(":" in pattern for pattern in patterns):
         return None
-    return [name for name in tensors if _matches(name, patterns) == ("keep" in model)]
+    if "keep" in model:
+        return [name for name in tensors if _matches_any(name, patterns)]
+    return [name for name in tensors if not _matches_any(name, patterns)]
 
 
 def _layer_name(name: str) -> str:
@@ -235,23 +247,25 @@ def _layer_name(name: str) -> str:
 
 
 def _is_norm(name: str, tensors: Tensors) -> bool:
-    return len(tensors.get(f"{_layer_name(name)}.weight", (1, 1))) == 1
+    """Whether a tensor belongs to a normalisation layer, whose weight is a vector."""
+    weight_shape = tensors.get(f"{_layer_name(name)}.weight")
+    return weight_shape is not None and len(weight_shape) == 1
 
 
-def count_reduced_parameters(tensors: Tensors, cut: str, size: float) -> int | None:
+def count_reduced_parameters(tensors: Tensors, reduction: str, size: float) -> int | None:
     """Count the parameters of a model after its layers are narrowed or its adapters' rank reduced.
 
     Some devices train such a smaller model.
 
     Args:
         tensors: shapes of the whole model's tensors.
-        cut: ``width`` for narrower layers, ``rank`` for adapters of a lower rank.
+        reduction: ``width`` for narrower layers, ``rank`` for adapters of a lower rank.
         size: share of the width (0..1), or the rank.
 
     Returns:
         The count; None if a model with adapters is reduced in width.
     """
-    if cut == "width":
+    if reduction == "width":
         if any(_adapter_side(name) for name in tensors):
             return None
         return _count_narrow_parameters(tensors, size)
@@ -304,31 +318,32 @@ def check_tensors(evidence: Evidence) -> Iterator[str]:
     Names and shapes are compared if all layers are dense, and the ranks of LoRA adapters always.
     """
     scenario = evidence.run.scenario
-    due = dense_tensors(scenario)
+    dense = dense_tensors(scenario)
     lora = scenario.get("model", {}).get("lora") or {}
     for name, tensors in sorted(evidence.models.items()):
-        if name not in _FILES:
+        if name not in _MODEL_FILES:
             continue
-        for member, shapes in sorted(members(tensors, name).items()):
-            place = f"{name}/{member}" if member else name
-            if due is not None and shapes != due[0]:
-                yield f"the tensors of model {place!r} are {shapes}, by the scenario {due[0]}"
-            yield from _check_ranks(place, shapes, lora.get("rank"))
+        for member, shapes in sorted(models_in_file(tensors, name).items()):
+            label = f"{name}/{member}" if member else name
+            if dense is not None and shapes != dense[0]:
+                yield f"the tensors of model {label!r} are {shapes}, by the scenario {dense[0]}"
+            yield from _check_ranks(label, shapes, lora.get("rank"))
 
 
-def _check_ranks(place: str, shapes: Tensors, rank: int | None) -> Iterator[str]:
+def _check_ranks(label: str, shapes: Tensors, rank: int | None) -> Iterator[str]:
     """Yield a finding for each LoRA adapter of a model whose rank is not the scenario's.
 
     The rank is the first dimension of the tensor ``lora_A``, and the second of ``lora_B``.
 
     Args:
-        place: name of the model for the finding.
+        label: name of the model for the finding.
         shapes: shapes of the model's tensors.
         rank: the scenario's rank; None if it has no adapters.
     """
     for tensor, shape in shapes.items():
         side = _adapter_side(tensor)
-        if side and shape[side == "B"] != rank:
+        rank_dimension = 1 if side == "B" else 0
+        if side and shape[rank_dimension] != rank:
             yield (
-                f"{tensor} of model {place!r} has the shape {shape}, the scenario's rank is {rank}"
+                f"{tensor} of model {label!r} has the shape {shape}, the scenario's rank is {rank}"
             )

@@ -14,7 +14,7 @@ import pandas as pd
 from fedsim.common.stop import StopSpec
 from fedsim.common.tensor_files import StoredTensor
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, at_places, report
+from fedsim.lab.audit.frames import NOTHING, report, values_at_rows
 from fedsim.lab.audit.strategies import WITH_GLOBAL_MODEL, WITH_GROUP_MODELS, WITH_PERSONAL_MODELS
 
 _WIDTHS: Mapping[str, tuple[int, ...]] = {
@@ -44,37 +44,37 @@ def check_devices(evidence: Evidence) -> Iterator[str]:
     """
     events = evidence.events
     devices = evidence.devices
-    stated = evidence.run.scenario["population"]["devices"]
+    population = evidence.run.scenario["population"]["devices"]
     starts = events["kind"] == "task-start"
     ends = events["kind"] == "task-end"
-    numbers = np.arange(len(devices))
+    device_ids = np.arange(len(devices))
     if evidence.run.has_all_devices:
-        if len(devices) != stated:
-            yield f"there are {len(devices)} devices, the scenario says {stated}"
+        if len(devices) != population:
+            yield f"there are {len(devices)} devices, the scenario says {population}"
     else:
-        numbers = devices["device"].to_numpy()
+        device_ids = devices["device"].to_numpy()
         recorded = np.unique(events["device"][starts])
-        if not np.array_equal(recorded, numbers) or not (recorded < stated).all():
+        if not np.array_equal(recorded, device_ids) or not (recorded < population).all():
             yield (
                 f"there are rows of {len(devices)} devices; the records ask others, or "
-                f"{len(recorded)} of the {stated}"
+                f"{len(recorded)} of the {population}"
             )
-    yield from report("row {row} is device {device}", devices, devices["device"] != numbers)
+    yield from report("row {row} is device {device}", devices, devices["device"] != device_ids)
     of_rounds = starts & (events["round"] != NOTHING) & ~evidence.is_continuation
     rows = evidence.row_of(events["device"][of_rounds])
-    times = np.bincount(rows[rows >= 0], minlength=len(devices))
+    selections = np.bincount(rows[rows >= 0], minlength=len(devices))
     # a failed run may have ended between a selection and the record of its task
     most_unrecorded = 1 if evidence.run.summary["status"] == "failed" else 0
-    unrecorded = devices["selected"] - times
+    unrecorded = devices["selected"] - selections
     wrong = (unrecorded < 0) | (unrecorded > most_unrecorded)
-    text = "device {number} was selected {selected} times, the records say {times}"
-    yield from report(text, devices.assign(number=numbers, times=times), wrong)
+    text = "device {id} was selected {selected} times, the records say {selections}"
+    yield from report(text, devices.assign(id=device_ids, selections=selections), wrong)
     of_devices = events["kind"].isin(("arrival", "departure", "shift"))
     text = "record {row} ({kind}) is of no device"
     yield from report(text, events, of_devices & (events["device"] == NOTHING))
     # A server may ask a device without knowing that it has left: that task ends at once.
-    absent = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
-    work = events[(ends | starts) & (events["device"] != NOTHING) & ~absent]
+    has_left = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
+    work = events[(ends | starts) & (events["device"] != NOTHING) & ~has_left]
     yield from _check_lifetimes(evidence, work)
 
 
@@ -90,8 +90,8 @@ def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:
     devices = evidence.devices
     row = evidence.row_of(work["device"])
     yield from report("task {task} is on device {device}, which does not exist", work, row < 0)
-    has_arrived = at_places(devices["arrival"], row) <= work["time"]
-    has_not_left = work["time"] <= at_places(devices["departure"], row)
+    has_arrived = values_at_rows(devices["arrival"], row) <= work["time"]
+    has_not_left = work["time"] <= values_at_rows(devices["departure"], row)
     wrong = (row >= 0) & ~(has_arrived & has_not_left)
     text = "device {device} works at {time!r} s, when it is not there"
     yield from report(text, work, wrong)
@@ -129,22 +129,23 @@ def _check_end(evidence: Evidence, stop: StopSpec) -> Iterator[str]:
             f"the accuracy at which the run was to stop, {stop.accuracy!r}, was reached in round "
             f"{int(reached.argmax())}"
         )
-    can_be = stopped != "simulated time" or time == stop.simulated_time
-    counted = re.fullmatch(r"(\d+) rounds", str(stopped))
-    if counted is not None:
-        can_be = int(counted[1]) == rounds == stop.rounds
+    is_possible = stopped != "simulated time" or time == stop.simulated_time
+    by_rounds = re.fullmatch(r"(\d+) rounds", str(stopped))
+    if by_rounds is not None:
+        is_possible = int(by_rounds[1]) == rounds == stop.rounds
     if re.fullmatch(r"accuracy .* reached", str(stopped)):
-        can_be = bool(reached[-1:].any())
+        is_possible = bool(reached[-1:].any())
     reason = json.dumps(stopped)
-    if not can_be:
+    if not is_possible:
         yield (
             f"the run stopped as {reason}, which is not what the scenario says of {rounds} rounds "
             f"and {time!r} s"
         )
-    last = evidence.rounds["time"].tolist()[-1:]
-    if re.fullmatch(_BY_ROUND, str(stopped)) and last and last[0] != time:
+    round_ends = evidence.rounds["time"].tolist()
+    if re.fullmatch(_BY_ROUND, str(stopped)) and round_ends and round_ends[-1] != time:
         yield (
-            f"the run stopped as {reason} at {time!r} s, and its last round was at {last[0]!r} s"
+            f"the run stopped as {reason} at {time!r} s, and its last round was at "
+            f"{round_ends[-1]!r} s"
         )
 
 
@@ -159,21 +160,24 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
     """
     events = evidence.events
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
-    most = _largest_cohort(strategy, evidence.trainable)
+    largest_cohort = _largest_cohort(strategy, evidence.trainable)
     most_at_work = strategy.get("concurrency", math.inf)
     if strategy["kind"] == "fedat":  # a tier whose clients were lost asks others in the same round
-        most_at_work = most
-        most = math.inf
+        most_at_work = largest_cohort
+        largest_cohort = math.inf
     clients = starts.groupby("round")["device"].nunique()
-    for number, count in clients[clients > most].items():
-        yield f"round {number} asked {count} clients, the scenario allows {most:g}"
+    for number, count in clients[clients > largest_cohort].items():
+        yield f"round {number} asked {count} clients, the scenario allows {largest_cohort:g}"
     ends = events[(events["kind"] == "task-end") & events["task"].isin(starts["task"])]
     change = events.index.isin(starts.index).astype(int) - events.index.isin(ends.index)
     at_work = np.cumsum(change)
-    count = at_work.max(initial=0)
-    if count > most_at_work:
+    largest_count = at_work.max(initial=0)
+    if largest_count > most_at_work:
         time = events["time"].tolist()[int(at_work.argmax())]
-        yield f"{count} clients were at work at {time!r} s, the scenario allows {most_at_work:g}"
+        yield (
+            f"{largest_count} clients were at work at {time!r} s, the scenario allows "
+            f"{most_at_work:g}"
+        )
 
 
 def _largest_cohort(strategy: TomlTable, devices: int) -> float:
@@ -201,14 +205,14 @@ def check_saved_models(evidence: Evidence) -> Iterator[str]:
     models = evidence.models
     strategy = evidence.run.scenario["strategy"]["kind"]
     model = evidence.run.scenario.get("model", {"kind": "module"})
-    due = _expected_files(evidence, models)
-    for name in sorted(due - models.keys()):
+    expected = _expected_files(evidence, models)
+    for name in sorted(expected - models.keys()):
         yield f"there is no models/{name}.safetensors, which the strategy {strategy!r} leaves"
     widths = _layer_widths(model)
     if widths is not None:
-        for name in sorted(due & models.keys()):
+        for name in sorted(expected & models.keys()):
             yield from _check_layers(name, models[name], model["kind"], widths)
-    if "group" in due & models.keys():
+    if "group" in expected & models.keys():
         saved = {int(name.partition("/")[0]) for name in models["group"]}
         groups = evidence.devices["group"]
         for group in sorted(set(groups[groups != NOTHING].tolist()) - saved):
@@ -224,17 +228,20 @@ def _expected_files(evidence: Evidence, models: Collection[str]) -> set[str]:
     """
     run = evidence.run
     strategy = run.scenario["strategy"]["kind"]
-    due = set[str]()
+    expected = set[str]()
     if run.scenario.get("learning") == "on" and run.summary["status"] != "failed":
-        due = _strategy_files(strategy)
+        expected = _strategy_files(strategy)
     ended_in_warm_up = "global" in models and "group" not in models
     if strategy in ("lcfl", "fl-hc") and ended_in_warm_up:
-        due = {"global"}
-    if due and {"keep", "send"} & run.scenario.get("model", {}).keys():
-        due.add("device")
+        expected = {"global"}
+    if expected and {"keep", "send"} & run.scenario.get("model", {}).keys():
+        expected.add("device")
     if not evidence.data_of("aggregate")["tasks"].map(len).any():
-        due -= {"device", "group"}  # no aggregation has produced a group's or device's model yet
-    return due
+        expected -= {
+            "device",
+            "group",
+        }  # no aggregation has produced a group's or device's model yet
+    return expected
 
 
 def _strategy_files(strategy: str) -> set[str]:
@@ -256,13 +263,13 @@ def _layer_widths(model: TomlTable) -> tuple[int, ...] | None:
         The counts; None if the scenario does not determine them.
     """
     if model["kind"] == "mlp":
-        whole: tuple[int, ...] | None = tuple(model["hidden"])
+        full_widths: tuple[int, ...] | None = tuple(model["hidden"])
     else:
-        whole = _WIDTHS.get(model["kind"])
-    if whole is None or "train" in model:
+        full_widths = _WIDTHS.get(model["kind"])
+    if full_widths is None or "train" in model:
         return None
     share = model.get("width", 1.0)
-    return tuple(math.ceil(share * outputs) for outputs in whole)
+    return tuple(math.ceil(share * outputs) for outputs in full_widths)
 
 
 def _check_layers(
@@ -274,13 +281,13 @@ def _check_layers(
         name: name of the file, without suffix.
         tensors: the tensors of the file.
         kind: kind of the scenario's model, for the finding.
-        widths: due count of outputs of each layer but the last.
+        widths: expected count of outputs of each layer but the last.
     """
     for member, outputs in sorted(_layer_outputs(tensors).items()):
         if outputs[:-1] != widths:
-            place = f"{name}/{member}" if member else name
+            label = f"{name}/{member}" if member else name
             yield (
-                f"the layers of model {place!r} put out {list(outputs[:-1])}, those of {kind!r} "
+                f"the layers of model {label!r} put out {list(outputs[:-1])}, those of {kind!r} "
                 f"{list(widths)}"
             )
 
@@ -298,6 +305,6 @@ def _layer_outputs(tensors: Mapping[str, StoredTensor]) -> dict[str, tuple[int, 
         if match is not None:
             layers.setdefault(match[1] or "", {})[int(match[2])] = values.shape[0]
     outputs = {}
-    for member, by_place in layers.items():
-        outputs[member] = tuple(by_place[place] for place in sorted(by_place))
+    for member, by_index in layers.items():
+        outputs[member] = tuple(by_index[index] for index in sorted(by_index))
     return outputs

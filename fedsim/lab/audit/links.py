@@ -19,7 +19,7 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.units import BytesPerSecond, Seconds
 from fedsim.lab.audit.capacity import RATE_TOLERANCE, LinkCapacity, time_tolerance_s
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, endpoint_numbers, read, report
+from fedsim.lab.audit.frames import NOTHING, endpoint_numbers, read_quantity, report
 from fedsim.lab.audit.traces import LinkRates, has_trace
 from fedsim.records import folder as files
 
@@ -27,7 +27,7 @@ _DIRECTIONS = ("down", "up")
 # parts of a route: device to server, device to edge server, edge server to server
 _DEVICE_TO_SERVER, _DEVICE_TO_EDGE, _EDGE_TO_SERVER = range(3)
 
-_User = tuple[str, int, int]
+_LinkUser = tuple[str, int, int]
 """Messages on a link: direction, part of the route, and place (of devices, or an edge server)."""
 
 
@@ -47,7 +47,7 @@ class Link(NamedTuple):
     name: str
     key: str
     rate: float
-    users: Sequence[_User]
+    users: Sequence[_LinkUser]
 
 
 class LinkLayout(NamedTuple):
@@ -133,8 +133,8 @@ def _find_messages(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> 
     Returns:
         DataFrame of transfers with four more columns. ``part``: whether the message goes between
         device and server, device and edge server, or edge server and server. ``place``: place of
-        the device, or index of the edge server. ``at``: row of the device in the table of devices.
-        ``begin``: time at which the first byte is sent (s), the start plus the latency.
+        the device, or index of the edge server. ``device_row``: row of the device in the table of
+        devices. ``begin``: time at which the first byte is sent (s), the start plus the latency.
     """
     transfers = evidence.transfers
     on_links = (transfers["device"] != NOTHING) | (transfers["edge"] != NOTHING)
@@ -145,15 +145,16 @@ def _find_messages(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> 
     edge = messages["edge"]
     part = np.where(device == NOTHING, _EDGE_TO_SERVER, _DEVICE_TO_EDGE)
     part = np.where(edge == NOTHING, _DEVICE_TO_SERVER, part)
-    at = evidence.row_of(device)
-    # row -1 is of messages between an edge server and the server
-    device_s = np.append(devices["latency"], 0.0)[at]
+    device_row = evidence.row_of(device)
+    # row -1, the appended entry, is of messages between an edge server and the server
+    device_s = np.append(devices["latency"], 0.0)[device_row]
     device_s = device_s + rates.beyond_mean_s(device.to_numpy(), messages["start"].to_numpy())
-    beyond_s = layout.beyond_s(edge)
-    latency = device_s + beyond_s * (part == _EDGE_TO_SERVER) - beyond_s * (part == _DEVICE_TO_EDGE)
+    # a device's latency includes the way from its edge server to the server
+    edge_s = layout.beyond_s(edge)
+    latency = device_s + edge_s * (part == _EDGE_TO_SERVER) - edge_s * (part == _DEVICE_TO_EDGE)
     begin = messages["start"] + np.where(messages["wire_bytes"] > 0, latency, 0.0)
     place = np.where(part == _EDGE_TO_SERVER, edge, device % len(layout.place_s))
-    return messages.assign(part=part, place=place, at=at, begin=begin)
+    return messages.assign(part=part, place=place, device_row=device_row, begin=begin)
 
 
 def _check_damage(evidence: Evidence, messages: pd.DataFrame) -> None:
@@ -184,7 +185,7 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
         rates: rates of all links over time.
     """
     messages = messages[messages["part"] != _EDGE_TO_SERVER]
-    links = evidence.devices.iloc[messages["at"]]
+    links = evidence.devices.iloc[messages["device_row"]]
     slack = time_tolerance_s(messages["end"].to_numpy())
     device = messages["device"].astype(str)
     direction = messages["direction"].astype(str)
@@ -192,23 +193,25 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
         link="device " + device + " " + direction,
         rate=np.where(direction == "down", links["link_down"], links["link_up"]),
         took=messages["end"] - messages["begin"],
-        due=messages["end"] + slack,
+        latest_end=messages["end"] + slack,
     )
+    # bytes at the built rate; links whose rate varies are corrected below
     allowed = (messages["rate"] * (messages["took"] + slack) * RATE_TOLERANCE).to_numpy(copy=True)
     for name, rows in messages.groupby("link").indices.items():
         link = str(name)
-        if rates.varies(link):
-            of_link = messages.iloc[rows]
-            begin = of_link["begin"].to_numpy()
-            due = of_link["due"].to_numpy()
-            capacity = rates.of(link, of_link["rate"].iloc[0])
-            carried = (
-                capacity.capacity_until(due) - capacity.capacity_until(begin)
-            ) * RATE_TOLERANCE
-            allowed[rows] = np.where(capacity.is_unlimited(begin, due), math.inf, carried)
+        if not rates.varies(link):
+            continue
+        of_link = messages.iloc[rows]
+        begin = of_link["begin"].to_numpy()
+        end = of_link["latest_end"].to_numpy()
+        capacity = rates.of(link, of_link["rate"].iloc[0])
+        carried = capacity.capacity_until(end) - capacity.capacity_until(begin)
+        is_unlimited = capacity.is_unlimited(begin, end)
+        allowed[rows] = np.where(is_unlimited, math.inf, carried * RATE_TOLERANCE)
     text = (
         "transfer {row} brought {wire_bytes:.0f} bytes in {took:.6g} s over a link of {rate:g} B/s"
     )
+    # a NaN is wrong, too
     yield from report(text, messages, ~(messages["wire_bytes"] <= allowed))
 
 
@@ -237,13 +240,13 @@ def _check_peers(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> It
     messages = transfers.assign(begin=transfers["start"] + np.where(between_peers, latency, 0.0))
     for direction, endpoint in endpoints.items():
         of_task = np.where(transfers["direction"] == direction, transfers["device"], NOTHING)
-        user = np.where(between_peers, endpoint, of_task)
+        user = np.where(between_peers, endpoint, of_task)  # device whose link the message crosses
+        built_rates = evidence.devices[f"link_{direction}"].to_numpy()
         for device in np.unique(user[between_peers & (user != NOTHING)]).tolist():
-            built_rates = evidence.devices[f"link_{direction}"].to_numpy()
-            built = built_rates[evidence.row_of([device])].item()
-            rate = rates.of(f"device {device} {direction}", built)
-            text = f"the link {direction} of device {device}, of {built:g} B/s,"
-            yield from _check_link(text, messages[user == device], rate)
+            built_rate = built_rates[evidence.row_of([device])].item()
+            rate = rates.of(f"device {device} {direction}", built_rate)
+            link = f"the link {direction} of device {device}, of {built_rate:g} B/s,"
+            yield from _check_link(link, messages[user == device], rate)
 
 
 def _peer_latencies(evidence: Evidence, layout: LinkLayout) -> Floats:
@@ -269,22 +272,22 @@ def _layout_of_scenario(network: TomlTable) -> LinkLayout:
     """
     places = network.get("cells", 1)
     links = []
-    for direction, text in network.get("server", {}).items():
+    for direction, section in network.get("server", {}).items():
         users = [(direction, _DEVICE_TO_SERVER, place) for place in range(places)]
         name = f"the server's {direction} link"
-        links.append(Link(name, f"server {direction}", _read_rate(text), users))
-    for direction, text in network.get("cell", {}).items():
+        links.append(Link(name, f"server {direction}", _read_rate(section), users))
+    for direction, section in network.get("cell", {}).items():
         for place in range(places):
             name = f"the {direction} link of cell {place}"
             key = f"cell {place} {direction}"
             users = [(direction, _DEVICE_TO_SERVER, place)]
-            links.append(Link(name, key, _read_rate(text), users))
+            links.append(Link(name, key, _read_rate(section), users))
     return LinkLayout(links, np.zeros(places), np.zeros(1))
 
 
 def _read_rate(section: object) -> float:
     """Return the rate of a shared link by the scenario (bytes/s); infinity if it is a trace."""
-    return math.inf if has_trace(section) else float(read(BytesPerSecond, section))
+    return math.inf if has_trace(section) else float(read_quantity(BytesPerSecond, section))
 
 
 def _layout_from_file(evidence: Evidence) -> LinkLayout:
@@ -306,7 +309,7 @@ def _layout_from_file(evidence: Evidence) -> LinkLayout:
 def _parse_layout(network: TomlTable) -> LinkLayout:
     """Convert the content of the run's network file to shared links and latencies."""
     edges = network.get("edges", {"below": {}, "above": {}, "latency": 0.0})
-    users: dict[str, list[_User]] = {name: [] for name in network["links"]}
+    users: dict[str, list[_LinkUser]] = {name: [] for name in network["links"]}
     parts = {
         _DEVICE_TO_SERVER: network["routes"],
         _DEVICE_TO_EDGE: edges["below"],
@@ -319,8 +322,8 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
                     users[name].append((direction, part, place))
     links = []
     for name, rate in network["links"].items():
-        built = math.inf if rate is None else float(rate)
-        links.append(Link(f"the link {name!r}", name, built, users[name]))
+        built_rate = math.inf if rate is None else float(rate)
+        links.append(Link(f"the link {name!r}", name, built_rate, users[name]))
     places = len(network["routes"]["down"])
     servers = len(edges["above"].get("down", ()))
     delays = network.get("delays", {"places": [0.0] * places, "edges": [0.0] * servers})
@@ -344,7 +347,7 @@ def check_network_file(evidence: Evidence) -> Iterator[str]:
     if places != network["cells"]:
         yield f"{files.NETWORK} has {places} cells, the scenario {network['cells']}"
     if "edge" in network:
-        latency = read(Seconds, network["edge"]["latency"])
+        latency = read_quantity(Seconds, network["edge"]["latency"])
         stated = layout["edges"]["latency"]
         if stated != latency:
             yield (
@@ -352,15 +355,15 @@ def check_network_file(evidence: Evidence) -> Iterator[str]:
                 f"{latency!r} s"
             )
     for name, rate in layout["links"].items():
-        section, _, rest = name.partition(" ")
-        direction = rest.rpartition(" ")[2]
-        entry = network.get(section, {}).get(direction, "inf B/s")
+        # names are such as "server up" or "cell 3 down"
+        words = name.split(" ")
+        entry = network.get(words[0], {}).get(words[-1], "inf B/s")
         if has_trace(entry):
             continue
-        due = read(BytesPerSecond, entry)
+        expected = read_quantity(BytesPerSecond, entry)
         stated = math.inf if rate is None else rate
-        if stated != due:
+        if stated != expected:
             yield (
-                f"the link {name!r} has {rate!r} B/s in {files.NETWORK}, by the scenario {due!r} "
-                "B/s"
+                f"the link {name!r} has {rate!r} B/s in {files.NETWORK}, by the scenario "
+                f"{expected!r} B/s"
             )

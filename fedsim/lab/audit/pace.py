@@ -12,7 +12,7 @@ import pandas as pd
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.units import BytesPerSecond
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, at_places, grain_s, read, report
+from fedsim.lab.audit.frames import NOTHING, grain_s, read_quantity, report, values_at_rows
 from fedsim.lab.audit.traces import LinkRates, has_trace
 
 _ROUNDING = 1e-6
@@ -34,20 +34,18 @@ def check_transfer_times(evidence: Evidence) -> Iterator[str]:
     messages = transfers[transfers["device"] != NOTHING]
     devices = evidence.devices
     row = evidence.row_of(messages["device"])
-    begin = messages["start"].to_numpy() + at_places(devices["latency"], row)
+    begin = messages["start"].to_numpy() + values_at_rows(devices["latency"], row)
     messages = messages.assign(begin=np.minimum(begin, messages["end"].to_numpy()), row=row)
     for direction in ("down", "up"):
         spans = messages[messages["direction"] == direction]
-        traced = [
-            part for part in ("device", "server", "cell") if _is_traced(network, part, direction)
-        ]
-        if traced == ["device"]:
-            yield from _check_traced(evidence, spans, direction)
-        if traced:
+        if any(_is_traced(network, part, direction) for part in ("server", "cell")):
             continue
-        rate = at_places(devices[f"link_{direction}"], spans["row"].to_numpy())
-        for shared, place in _shared_links(network, direction, spans["device"].to_numpy()):
-            rate = np.minimum(rate, shared / _largest_counts(spans, place))
+        if _is_traced(network, "device", direction):
+            yield from _check_traced(evidence, spans, direction)
+            continue
+        rate = values_at_rows(devices[f"link_{direction}"], spans["row"].to_numpy())
+        for link_rate, link in _limited_links(network, direction, spans["device"].to_numpy()):
+            rate = np.minimum(rate, link_rate / _largest_counts(spans, link))
         yield from _check_times(spans.drop(columns="row"), rate)
 
 
@@ -75,24 +73,25 @@ def _check_traced(evidence: Evidence, spans: pd.DataFrame, direction: str) -> It
     """
     network = evidence.run.scenario["network"]
     device = spans["device"].to_numpy()
-    if any(np.isfinite(rate) for rate, _ in _shared_links(network, direction, device)):
+    if any(np.isfinite(rate) for rate, _ in _limited_links(network, direction, device)):
         return
     rates = LinkRates(evidence)
     end = spans["end"].to_numpy()
+    # times are rounded: by this time, the message surely had not yet ended
     sooner = np.maximum(end - 4 * grain_s(end), spans["begin"].to_numpy())
-    carries = np.zeros(len(spans))
+    possible = np.zeros(len(spans))
     for number in np.unique(device).tolist():
         rows = np.flatnonzero(device == number)
         rate = rates.of(f"device {number} {direction}", np.inf)
         begin = spans["begin"].to_numpy()[rows]
-        carries[rows] = rate.capacity_until(sooner[rows]) - rate.capacity_until(begin)
-    wire = spans["wire_bytes"].to_numpy()
-    is_slow = (spans["outcome"] == "done").to_numpy() & (carries > wire * (1 + _ROUNDING) + 1.0)
+        possible[rows] = rate.capacity_until(sooner[rows]) - rate.capacity_until(begin)
+    needed = spans["wire_bytes"].to_numpy() * (1 + _ROUNDING) + 1.0
+    is_slow = (spans["outcome"] == "done").to_numpy() & (possible > needed)
     text = (
         "transfer {row} brought {wire_bytes:.0f} bytes until {end:.6g} s, by its link's trace "
-        "{carries:.0f} are possible"
+        "{possible:.0f} are possible"
     )
-    yield from report(text, spans.assign(carries=carries), is_slow)
+    yield from report(text, spans.assign(possible=possible), is_slow)
 
 
 def _check_times(spans: pd.DataFrame, rate: Floats) -> Iterator[str]:
@@ -103,18 +102,20 @@ def _check_times(spans: pd.DataFrame, rate: Floats) -> Iterator[str]:
         rate: the smallest rate that each message can have had (bytes/s); float64 [messages].
     """
     end = spans["end"].to_numpy()
-    due = spans["wire_bytes"].to_numpy() / rate
+    expected = spans["wire_bytes"].to_numpy() / rate
     took = end - spans["begin"].to_numpy()
-    slack = 4 * grain_s(end) + _ROUNDING * due
-    is_slow = (spans["outcome"] == "done").to_numpy() & (took > due + slack)
+    slack = 4 * grain_s(end) + _ROUNDING * expected
+    is_slow = (spans["outcome"] == "done").to_numpy() & (took > expected + slack)
     text = (
-        "transfer {row}: {wire_bytes:.0f} bytes took {took:.6g} s; by its links {due:.6g} s "
+        "transfer {row}: {wire_bytes:.0f} bytes took {took:.6g} s; by its links {expected:.6g} s "
         "are enough"
     )
-    yield from report(text, spans.assign(took=took, due=due), is_slow)
+    yield from report(text, spans.assign(took=took, expected=expected), is_slow)
 
 
-def _shared_links(network: TomlTable, direction: str, device: Ints) -> Iterator[tuple[float, Ints]]:
+def _limited_links(
+    network: TomlTable, direction: str, device: Ints
+) -> Iterator[tuple[float, Ints]]:
     """Yield the server's link and the cells' links, each if the scenario limits its rate.
 
     Args:
@@ -127,25 +128,25 @@ def _shared_links(network: TomlTable, direction: str, device: Ints) -> Iterator[
         the server's link; int64 [messages].
     """
     if "server" in network and direction in network["server"]:
-        rate = read(BytesPerSecond, network["server"][direction])
+        rate = read_quantity(BytesPerSecond, network["server"][direction])
         yield rate, np.zeros(len(device), dtype=np.int64)
     if "cell" in network and direction in network["cell"]:
-        yield read(BytesPerSecond, network["cell"][direction]), device % network["cells"]
+        yield read_quantity(BytesPerSecond, network["cell"][direction]), device % network["cells"]
 
 
-def _largest_counts(spans: pd.DataFrame, place: Ints) -> Floats:
+def _largest_counts(spans: pd.DataFrame, link: Ints) -> Floats:
     """Return the largest count of messages on each message's link during its transmission.
 
     Args:
         spans: DataFrame of messages, with ``begin`` and ``end`` (s).
-        place: index of each message's link; int64 [messages].
+        link: index of each message's link; int64 [messages].
 
     Returns:
         Counts, in which each message includes itself; float64 [messages].
     """
-    most = np.ones(len(spans))
-    for link in np.unique(place).tolist():
-        rows = np.flatnonzero(place == link)
+    largest = np.ones(len(spans))
+    for index in np.unique(link).tolist():
+        rows = np.flatnonzero(link == index)
         begin = spans["begin"].to_numpy()[rows]
         end = spans["end"].to_numpy()[rows]
         times = np.concatenate([begin, end])
@@ -154,32 +155,33 @@ def _largest_counts(spans: pd.DataFrame, place: Ints) -> Floats:
         counts = np.cumsum(np.repeat([1, -1], len(rows))[order])
         first = np.searchsorted(times[order], begin, side="left")
         last = np.searchsorted(times[order], end, side="right")
-        most[rows] = _range_maxima(counts, first, np.maximum(last, first + 1))
-    return most
+        largest[rows] = _range_maxima(counts, first, np.maximum(last, first + 1))
+    return largest
 
 
-def _range_maxima(values: Ints, first: Ints, last: Ints) -> Floats:
+def _range_maxima(values: Ints, begin: Ints, end: Ints) -> Floats:
     """Return the largest value in each of many ranges of an array.
 
     Maxima of all ranges of 2^k values are computed once; each range is covered by two of these.
 
     Args:
         values: the values; int64 [n].
-        first: begin of each range; int64 [ranges].
-        last: end of each range (exclusive); int64 [ranges].
+        begin: begin of each range; int64 [ranges].
+        end: end of each range (exclusive); int64 [ranges].
 
     Returns:
         Maxima; float64 [ranges].
     """
-    table = [values.astype(np.float64)]
+    table = [values.astype(np.float64)]  # entry k: maxima of all ranges of 2^k values
     while 2 ** len(table) <= len(values):
-        before = table[-1]
-        step = 2 ** (len(table) - 1)
-        table.append(np.maximum(before[:-step], before[step:]))
-    level_of = np.log2(last - first).astype(np.int64)
-    maxima = np.empty(len(first))
-    for level in np.unique(level_of).tolist():
-        rows = level_of == level
-        ending = table[level][last[rows] - 2**level]
-        maxima[rows] = np.maximum(table[level][first[rows]], ending)
+        halves = table[-1]
+        half_length = 2 ** (len(table) - 1)
+        table.append(np.maximum(halves[:-half_length], halves[half_length:]))
+    levels = np.log2(end - begin).astype(np.int64)
+    maxima = np.empty(len(begin))
+    for level in np.unique(levels).tolist():
+        rows = levels == level
+        from_begin = table[level][begin[rows]]
+        to_end = table[level][end[rows] - 2**level]
+        maxima[rows] = np.maximum(from_begin, to_end)
     return maxima

@@ -16,10 +16,10 @@ from fedsim.lab.audit.frames import NOTHING, endpoint_numbers
 from fedsim.lab.audit.layout import coded_bytes, count_parameters, dense_tensors, saved_tensors
 
 PeerPair = tuple[int, int]
-_Neighbours: TypeAlias = Callable[[int], list[list[int]]]
+_NeighbourFunction: TypeAlias = Callable[[int], list[list[int]]]
 """Function from the index of a round or graph to the receivers' IDs of each device."""
 
-_GENERATORS = {
+_GRAPH_GENERATORS = {
     "ring": "cycle_graph",
     "random-regular": "random_regular_graph",
     "torus": "grid_2d_graph",
@@ -46,7 +46,7 @@ def check_peers(evidence: Evidence) -> Iterator[str]:
         case "d-psgd" | "epidemic":
             yield from _check_receivers(evidence, messages)
         case "gossip":
-            yield from _check_asks(evidence, messages)
+            yield from _check_requests(evidence, messages)
         case "diloco" | "local-sgd":
             yield from _check_all_reduces(evidence, messages)
             yield from _check_fragments(evidence, messages)
@@ -56,57 +56,59 @@ def _find_messages(evidence: Evidence) -> pd.DataFrame:
     """Return the messages between devices in rounds.
 
     Returns:
-        DataFrame with ``round``, ``source`` and ``to`` (device IDs), ``purpose`` of the first part,
-        and ``bytes``.
+        DataFrame with ``round``, ``source`` and ``target`` (device IDs), ``purpose`` of the first
+        part, and ``bytes``.
     """
     transfers = evidence.transfers
     of_rounds = (transfers["direction"] == "peer") & (transfers["round"] != NOTHING)
     transfers = transfers[of_rounds]
-    purposes = [parts[0][0] if parts else "" for parts in evidence.payloads.lists]
+    first_purposes = []
+    for parts in evidence.payloads.lists:
+        first_purposes.append(parts[0][0] if parts else "")
     messages = pd.DataFrame({"round": transfers["round"], "bytes": transfers["bytes"]})
     messages["source"] = endpoint_numbers(transfers["sender"], "device")
-    messages["to"] = endpoint_numbers(transfers["receiver"], "device")
-    messages["purpose"] = [purposes[code] for code in transfers["payloads"]]
+    messages["target"] = endpoint_numbers(transfers["receiver"], "device")
+    messages["purpose"] = [first_purposes[code] for code in transfers["payloads"]]
     return messages
 
 
 def _check_receivers(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Yield a finding for each device and round whose messages go to other devices than due.
+    """Yield a finding for each device and round whose messages go to other devices than expected.
 
-    The due receivers are the neighbours in the topology or, in Epidemic Learning, drawn at random.
+    The expected receivers are the neighbours in the topology or, in Epidemic Learning, random.
     """
     receivers = _receivers_in_round(evidence.run.scenario)
     pairs: Any = messages.groupby(["round", "source"])
     for (number, source), group in pairs:
-        stated = sorted(group["to"])
-        due = sorted(receivers(int(number))[source])
-        if stated != due and not _is_repeated(stated, due):
+        stated = sorted(group["target"])
+        expected = sorted(receivers(int(number))[source])
+        if stated != expected and not _is_repeated(stated, expected):
             yield (
                 f"device {source} sent to {stated} in round {number}; by the scenario its "
-                f"receivers are {due}"
+                f"receivers are {expected}"
             )
 
 
-def _receivers_in_round(scenario: TomlTable) -> _Neighbours:
+def _receivers_in_round(scenario: TomlTable) -> _NeighbourFunction:
     if scenario["strategy"]["kind"] == "epidemic":
         return _draw_receivers(scenario)
     return _neighbours_in_round(scenario)
 
 
-def _is_repeated(stated: Sequence[int], due: Sequence[int]) -> bool:
-    """Whether a device sent to exactly its due receivers, and equally often to each.
+def _is_repeated(stated: Sequence[int], expected: Sequence[int]) -> bool:
+    """Whether a device sent to exactly its expected receivers, and equally often to each.
 
     A device repeats its round's messages if it was unreachable in between.
 
     Args:
         stated: ID of the receiver of each message.
-        due: IDs of the due receivers.
+        expected: IDs of the expected receivers.
     """
     counts = Counter(stated)
-    return {*counts} == {*due} and len(set(counts.values())) == 1
+    return {*counts} == {*expected} and len(set(counts.values())) == 1
 
 
-def _draw_receivers(scenario: TomlTable) -> _Neighbours:
+def _draw_receivers(scenario: TomlTable) -> _NeighbourFunction:
     """Return a function from index of a round to the receivers of each device in Epidemic Learning.
 
     They are drawn again from the scenario's seed.
@@ -127,16 +129,16 @@ def _draw_receivers(scenario: TomlTable) -> _Neighbours:
     return receivers
 
 
-def _neighbours_in_round(scenario: TomlTable) -> _Neighbours:
+def _neighbours_in_round(scenario: TomlTable) -> _NeighbourFunction:
     """Return a function from the index of a round to each device's neighbours in its topology."""
-    every = scenario["strategy"]["topology"].get("every")
-    neighbours = _neighbours(scenario)
-    if every is None:
+    rounds_per_graph = scenario["strategy"]["topology"].get("every")
+    neighbours = _neighbours_in_graph(scenario)
+    if rounds_per_graph is None:
         return lambda number: neighbours(0)
-    return lambda number: neighbours(number // every)
+    return lambda number: neighbours(number // rounds_per_graph)
 
 
-def _neighbours(scenario: TomlTable) -> _Neighbours:
+def _neighbours_in_graph(scenario: TomlTable) -> _NeighbourFunction:
     """Return a function from graph index to each device's neighbours in that graph.
 
     The scenario's topology may change over time; its graphs are numbered from 0. The function
@@ -148,7 +150,7 @@ def _neighbours(scenario: TomlTable) -> _Neighbours:
     devices = scenario["population"]["devices"]
     streams = Streams(scenario["seed"])
     kind = topology["kind"]
-    stem = _GENERATORS.get(kind, kind.replace("-", "_")).removesuffix("_graph")
+    stem = _GRAPH_GENERATORS.get(kind, kind.replace("-", "_")).removesuffix("_graph")
     name = f"{stem}_graph"
     generator = getattr(networkx.generators, name, None)
     if generator is None:
@@ -180,7 +182,7 @@ def _neighbours(scenario: TomlTable) -> _Neighbours:
     return neighbours
 
 
-def _check_asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
+def _check_requests(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
     """Yield a finding for each gossip request to another device than the one drawn from the seed.
 
     A device draws one of its neighbours in each round.
@@ -188,16 +190,18 @@ def _check_asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
     scenario = evidence.run.scenario
     streams = Streams(scenario["seed"])
     neighbours = _neighbours_in_round(scenario)
-    asks = messages[messages["purpose"] == "ask"][["round", "source", "to"]].drop_duplicates()
-    for number, source, to in asks.itertuples(index=False):
+    requests = messages[messages["purpose"] == "ask"][
+        ["round", "source", "target"]
+    ].drop_duplicates()
+    for number, source, target in requests.itertuples(index=False):
         options = sorted(neighbours(number)[source])
-        due = None
+        expected = None
         if options:
-            due = int(streams.generator("strategy/partner", number, source).choice(options))
-        if to != due:
+            expected = int(streams.generator("strategy/partner", number, source).choice(options))
+        if target != expected:
             yield (
-                f"device {source} asked device {to} in round {number}; by the scenario it asks "
-                f"{due}"
+                f"device {source} asked device {target} in round {number}; by the scenario it asks "
+                f"{expected}"
             )
 
 
@@ -208,17 +212,19 @@ def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[s
     """
     scenario = evidence.run.scenario
     collective = scenario["strategy"]["collective"]
-    due = _count_messages(collective, scenario["population"]["devices"])
+    expected = _count_messages(collective, scenario["population"]["devices"])
     last = messages["round"].max()
     for number, group in messages.groupby("round"):
-        stated = Counter(zip(group["source"], group["to"], strict=True))
-        is_unfinished = number == last and stated <= due  # the run may end within a round
-        if stated == due or is_unfinished:
+        stated = Counter(zip(group["source"], group["target"], strict=True))
+        is_unfinished = number == last and stated <= expected  # the run may end within a round
+        if stated == expected or is_unfinished:
             continue
-        pair = next(iter((stated - due) or (due - stated)))
+        wrong_pairs = (stated - expected) or (expected - stated)
+        pair = next(iter(wrong_pairs))
+        sender, receiver = pair
         yield (
-            f"all-reduce {number} has {stated[pair]} messages from device {pair[0]} to device "
-            f"{pair[1]}; a {collective} has {due[pair]}"
+            f"all-reduce {number} has {stated[pair]} messages from device {sender} to device "
+            f"{receiver}; a {collective} has {expected[pair]}"
         )
 
 
@@ -237,11 +243,11 @@ def _check_fragments(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str
         fragment = _fragment_bytes(evidence, int(number))
         if fragment is None:
             continue
-        due = fragment * (1 / parts)
-        if not math.isclose(size, due, rel_tol=1e-9):
+        expected = fragment * (1 / parts)
+        if not math.isclose(size, expected, rel_tol=1e-9):
             yield (
                 f"all-reduce {number} has messages of {size!r} bytes; by the scenario they have "
-                f"{due!r}"
+                f"{expected!r}"
             )
 
 
@@ -255,8 +261,10 @@ def _count_messages(kind: str, devices: int) -> Counter[PeerPair]:
     counts = Counter[PeerPair]()
     if kind == "ring":
         for device in range(devices):
+            # n - 1 messages to add up the parts, n - 1 more to distribute the sums
             counts[device, (device + 1) % devices] = 2 * (devices - 1)
     elif kind == "tree":
+        # a binary tree, numbered by level
         edges = [((child - 1) // 2, child) for child in range(1, devices)]
         counts.update(edges)
         counts.update((child, parent) for parent, child in edges)
@@ -281,13 +289,14 @@ def _fragment_bytes(evidence: Evidence, number: int) -> float | None:
     scenario = evidence.run.scenario
     tensors = saved_tensors(evidence)
     if tensors is None:
-        expected = dense_tensors(scenario)
-        if expected is None:
+        trained_and_frozen = dense_tensors(scenario)
+        if trained_and_frozen is None:
             return None
-        tensors = expected[0]
-    whole = count_parameters(tensors)
-    count = scenario["strategy"]["fragments"]
-    part = number % count
-    fragment = (part + 1) * whole // count - part * whole // count
+        tensors = trained_and_frozen[0]
+    model_parameters = count_parameters(tensors)
+    fragments = scenario["strategy"]["fragments"]
+    fragment = number % fragments
+    begin = fragment * model_parameters // fragments
+    end = (fragment + 1) * model_parameters // fragments
     codec = scenario.get("messages", {}).get("up", {"kind": "plain", "dtype": "float32"})
-    return coded_bytes(codec, fragment, whole)
+    return coded_bytes(codec, end - begin, model_parameters)

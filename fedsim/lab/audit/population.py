@@ -11,11 +11,11 @@ from fedsim.common.arrays import Ints
 from fedsim.common.streams import Streams
 from fedsim.common.units import TICK_S, Seconds
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import NOTHING, at_places, read, report
+from fedsim.lab.audit.frames import NOTHING, read_quantity, report, values_at_rows
 from fedsim.lab.audit.strategies import WITHOUT_GROUPS
 
 _ROUNDING = 1e-9
-_MOST_ROWS = 20_000  # checked rows of the availability, to take a fraction of a second
+_MOST_CHECKED_ROWS = 20_000  # of the availability, to take a fraction of a second
 
 
 def check_lifetimes(evidence: Evidence) -> Iterator[str]:
@@ -29,10 +29,10 @@ def check_lifetimes(evidence: Evidence) -> Iterator[str]:
     events = evidence.events
     end = evidence.run.summary["simulated_s"]
     population = evidence.run.scenario["population"]
-    for key, kind, never in (("arrivals", "arrival", 0.0), ("departures", "departure", math.inf)):
+    for key, kind, unset in (("arrivals", "arrival", 0.0), ("departures", "departure", math.inf)):
         times = devices[kind].astype(np.float64)
         if key == "arrivals" and evidence.tested_only:
-            yield from _check_strangers(evidence)
+            yield from _check_tested_only(evidence)
             devices = devices[devices["device"] < evidence.trainable]
             times = times[devices.index]
         if key == "arrivals" and evidence.refuses_devices:
@@ -40,32 +40,32 @@ def check_lifetimes(evidence: Evidence) -> Iterator[str]:
             times = times[devices.index]
         if key not in population:
             text = f"device {{device}} has an {kind} at {{{kind}!r}} s, and the scenario has none"
-            yield from report(text, devices, times != never)
+            yield from report(text, devices, times != unset)
             continue
         records = events[events["kind"] == kind]
-        stated = at_places(times, evidence.row_of(records["device"]))
+        stated = values_at_rows(times, evidence.row_of(records["device"]))
         wrong = (stated != records["time"].to_numpy()) & ~np.isnan(stated)
         text = f"device {{device}} has its {kind} at {{time!r}} s, by the table at {{stated!r}} s"
         yield from report(text, records.assign(stated=stated), wrong)
-        is_due = (times != never) & (times < end)
+        needs_record = (times != unset) & (times < end)
         if key == "arrivals":
-            is_due &= times > never
+            needs_record &= times > 0.0  # devices that are there from the begin have no record
         is_recorded = devices["device"].isin(records["device"])
         text = f"device {{device}} has its {kind} at {{{kind}!r}} s, which is not recorded"
-        yield from report(text, devices, is_due & ~is_recorded)
+        yield from report(text, devices, needs_record & ~is_recorded)
 
 
-def _check_strangers(evidence: Evidence) -> Iterator[str]:
+def _check_tested_only(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device that is only tested, but arrives, works or has a group."""
     devices = evidence.devices
-    strangers = devices[devices["device"] >= evidence.trainable]
+    tested_only = devices[devices["device"] >= evidence.trainable]
     text = "device {device} is tested only, and arrives at {arrival!r} s"
-    arrival = strangers["arrival"].astype(np.float64)
-    yield from report(text, strangers, arrival != math.inf)
+    arrival = tested_only["arrival"].astype(np.float64)
+    yield from report(text, tested_only, arrival != math.inf)
     text = "device {device} is tested only, and was selected {selected} times"
-    yield from report(text, strangers, strangers["selected"] != 0)
+    yield from report(text, tested_only, tested_only["selected"] != 0)
     text = "device {device} is tested only, and in group {group}"
-    yield from report(text, strangers, strangers["group"] != NOTHING)
+    yield from report(text, tested_only, tested_only["group"] != NOTHING)
     works = evidence.events[evidence.events["device"] >= evidence.trainable]
     works = works[works["task"] != NOTHING]
     text = "device {device} is tested only, and has the task {task}"
@@ -82,25 +82,25 @@ def check_availability(evidence: Evidence) -> Iterator[str]:
     scenario = evidence.run.scenario
     population = scenario["population"]
     section = population["availability"]
-    table = evidence.availability.iloc[:_MOST_ROWS]
+    table = evidence.availability.iloc[:_MOST_CHECKED_ROWS]
     has_lifetimes = {"arrivals", "departures", "tested_only"} & population.keys()
     has_batteries = "battery" in scenario.get("energy", {})
     if has_lifetimes or has_batteries or evidence.refuses_devices:
         return
     if section["kind"] != "renewal" or table.empty:
         return
-    mean_off = read(Seconds, section["mean_off"])
-    mean_on = read(Seconds, section["mean_on"])
+    mean_off = read_quantity(Seconds, section["mean_off"])
+    mean_on = read_quantity(Seconds, section["mean_on"])
     streams = Streams(scenario["seed"])
     for _, path in table.groupby("device"):
         device = int(path["device"].to_numpy(np.int64)[0])
         phases = _draw_phases(streams, device, mean_on, mean_off)
         for start, is_on in zip(path["time"].tolist(), path["on"].tolist(), strict=True):
-            due_start, due_on = next(phases)
-            if (start, is_on) != (due_start, due_on):
+            expected_start, expected_on = next(phases)
+            if (start, is_on) != (expected_start, expected_on):
                 yield (
                     f"device {device} is {_on_or_off(is_on)} from {start!r} s, by the seed "
-                    f"{_on_or_off(due_on)} from {due_start!r} s"
+                    f"{_on_or_off(expected_on)} from {expected_start!r} s"
                 )
                 break
 
@@ -112,7 +112,7 @@ def _on_or_off(is_on: bool) -> str:
 def _draw_phases(
     streams: Streams, device: int, mean_on: float, mean_off: float
 ) -> Iterator[tuple[float, bool]]:
-    """Yield the times at which a device becomes reachable or unreachable, drawn again from its random streams.
+    """Draw the times at which a device becomes reachable or unreachable again, from the seed.
 
     Yields:
         Simulated time (s) from which the device is in the state, and whether it is online; endless.
@@ -140,10 +140,14 @@ def check_groups(evidence: Evidence) -> Iterator[str]:
     devices = evidence.devices
     of_tasks = events[events["task"] != NOTHING]
     for name in ("round", "group"):
-        first = of_tasks.drop_duplicates("task").set_index("task")[name]
-        due = of_tasks["task"].map(first)
-        text = f"record {{row}} of task {{task}} has the {name} {{{name}}}, its first one {{due}}"
-        yield from report(text, of_tasks.assign(due=due), of_tasks[name] != due)
+        first_of_task = of_tasks.drop_duplicates("task").set_index("task")[name]
+        records = of_tasks[["task"]].assign(
+            stated=of_tasks[name], expected=of_tasks["task"].map(first_of_task)
+        )
+        text = (
+            f"record {{row}} of task {{task}} has the {name} {{stated}}, its first one {{expected}}"
+        )
+        yield from report(text, records, records["stated"] != records["expected"])
     kind = evidence.run.scenario["strategy"]["kind"]
     if kind in WITHOUT_GROUPS:
         text = "device {device} is in group {group}, and the strategy has none"
@@ -154,8 +158,8 @@ def check_groups(evidence: Evidence) -> Iterator[str]:
         yield from _check_moves(evidence)
         assigns = events[events["kind"] == "assign"].drop_duplicates("device", keep="last")
         last = assigns.set_index("device")["group"]
-        due = devices["device"].map(last).fillna(NOTHING)
-        yield from _check_final_groups(devices, due.to_numpy(np.int64))
+        expected = devices["device"].map(last).fillna(NOTHING)
+        yield from _check_final_groups(devices, expected.to_numpy(np.int64))
 
 
 def _check_edges(evidence: Evidence) -> Iterator[str]:
@@ -179,22 +183,24 @@ def _check_moves(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each record of an assignment that states a wrong previous group."""
     assigns = evidence.data_of("assign").join(evidence.events[["device", "group"]])
     groups = assigns["group"].astype(np.float64).where(assigns["group"] != NOTHING)
-    last = groups.groupby(assigns["device"]).shift()
-    both_missing = assigns["before"].isna() & last.isna()
-    text = "record {row} moves device {device} out of group {before}, it was in {last}"
-    wrong = ~((assigns["before"] == last) | both_missing)
-    yield from report(text, assigns.assign(last=last), wrong)
+    expected = groups.groupby(assigns["device"]).shift()
+    stated = assigns["previous_group"]
+    is_right = (stated == expected) | (stated.isna() & expected.isna())
+    text = "record {row} moves device {device} out of group {previous_group}, it was in {expected}"
+    yield from report(text, assigns.assign(expected=expected), ~is_right)
 
 
-def _check_final_groups(devices: pd.DataFrame, due: Ints) -> Iterator[str]:
-    """Yield a finding for each device whose group at the run's end is not the due one.
+def _check_final_groups(devices: pd.DataFrame, expected: Ints) -> Iterator[str]:
+    """Yield a finding for each device whose group at the run's end is not the expected one.
 
     Args:
         devices: the table of devices.
-        due: due group of each device; int64 [devices].
+        expected: expected group of each device; int64 [devices].
     """
-    text = "device {device} is in group {group} in the end, by the records in {due}"
-    yield from report(text, devices.assign(due=due), np.asarray(devices["group"]) != due)
+    text = "device {device} is in group {group} in the end, by the records in {expected}"
+    yield from report(
+        text, devices.assign(expected=expected), np.asarray(devices["group"]) != expected
+    )
 
 
 def check_shifts(evidence: Evidence) -> Iterator[str]:
@@ -210,13 +216,13 @@ def check_shifts(evidence: Evidence) -> Iterator[str]:
     wrong = None if drift is None else shifts["what"] != drift
     text = "record {row} is of a shift {what!r}, the scenario has {drift!r}"
     yield from report(text, shifts, wrong)
-    before = shifts[["occasion", "time"]].shift()
-    is_same_occasion = shifts["occasion"] == before["occasion"]
-    is_other_time = shifts["time"] != before["time"]
-    is_back = shifts["occasion"] < before["occasion"]
-    out_of_turn = is_back | (is_same_occasion & is_other_time)
+    previous = shifts[["occasion", "time"]].shift()
+    is_same_occasion = shifts["occasion"] == previous["occasion"]
+    is_other_time = shifts["time"] != previous["time"]
+    is_earlier_occasion = shifts["occasion"] < previous["occasion"]
+    out_of_turn = is_earlier_occasion | (is_same_occasion & is_other_time)
     text = "record {row} is of the occasion {occasion}, at {time!r} s, out of turn"
-    yield from report(text, shifts, before["time"].notna() & out_of_turn)
+    yield from report(text, shifts, previous["time"].notna() & out_of_turn)
 
 
 def check_tests(evidence: Evidence) -> Iterator[str]:

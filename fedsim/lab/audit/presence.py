@@ -8,7 +8,13 @@ from numpy.typing import ArrayLike
 
 from fedsim.common.arrays import Flags, Ints
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import NOTHING, at_places, endpoint_numbers, latest, report
+from fedsim.lab.audit.frames import (
+    NOTHING,
+    endpoint_numbers,
+    last_marked_rows,
+    report,
+    values_at_rows,
+)
 
 
 def check_reachability(evidence: Evidence) -> Iterator[str]:
@@ -27,15 +33,15 @@ def check_reachability(evidence: Evidence) -> Iterator[str]:
     if wrong.any() or table.empty:
         return
     steps = evidence.steps
-    steps = steps[(steps["device"] != NOTHING) & (steps["begun"] >= 0)]
+    steps = steps[(steps["device"] != NOTHING) & (steps["begin_row"] >= 0)]
     text = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
     yield from report(text, steps, _is_unreachable(table, steps))
     ends = evidence.tasks
     ends = ends[ends["outcome"].isin(("lost", "battery")) & (ends["device"] != NOTHING)]
-    is_online = at_places(table["on"], _phase_rows(table, ends["device"], ends["time"])) == 1
-    excused = _is_switched_off(evidence)[ends.index] | _is_edge_lost(evidence, ends)
+    is_online = values_at_rows(table["on"], _phase_rows(table, ends["device"], ends["time"])) == 1
+    is_excused = _is_switched_off(evidence)[ends.index] | _is_edge_lost(evidence, ends)
     text = "task {task} was lost at {time!r} s, when its device was there"
-    yield from report(text, ends, is_online & ~excused)
+    yield from report(text, ends, is_online & ~is_excused)
     text = (
         "device {device} sends or receives a message from {start!r} s to {time!r} s, while it was "
         "away"
@@ -52,14 +58,14 @@ def _is_impossible(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]"
     Each row states that a device becomes reachable or unreachable at a time. Rows have to be sorted
     by device and time; a device's first row is at time 0, and its rows alternate.
     """
-    before = table.shift()
+    previous = table.shift()
     device = table["device"]
     time = table["time"]
-    is_first = device != before["device"]
-    is_repeat = (time <= before["time"]) | (table["on"] == before["on"])
+    is_first = device != previous["device"]
+    is_repeat = (time <= previous["time"]) | (table["on"] == previous["on"])
     wrong: pd.Series[bool] = (device < 0) | (device >= evidence.run.population)
     wrong |= ~(time <= evidence.run.summary["simulated_s"])
-    wrong |= device < before["device"]
+    wrong |= device < previous["device"]
     wrong |= is_first & (time != 0)
     wrong |= ~is_first & is_repeat
     return wrong
@@ -77,9 +83,9 @@ def _is_unreachable(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool
     """
     phase = _phase_rows(table, spans["device"], spans["start"])
     is_last = table["device"] != table["device"].shift(-1)
-    until = table["time"].shift(-1).mask(is_last, np.inf)
-    is_online = at_places(table["on"], phase) == 1
-    online_to_end = is_online & (spans["time"] <= at_places(until, phase))
+    phase_end = table["time"].shift(-1).mask(is_last, np.inf)
+    is_online = values_at_rows(table["on"], phase) == 1
+    online_to_end = is_online & (spans["time"] <= values_at_rows(phase_end, phase))
     are_away: pd.Series[bool] = (phase >= 0) & (spans["time"] > spans["start"]) & ~online_to_end
     return are_away
 
@@ -104,26 +110,28 @@ def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints
     times = np.asarray(time, dtype=np.float64)
     if np.isnan(times).any():
         raise ValueError("a time is missing")
-    of_row = table["device"].to_numpy(np.int64)
-    changes = table["time"].to_numpy(np.float64)
-    instants = np.unique(changes)
-    # one sort key for device and time: the time counts as the index of its instant
+    table_devices = table["device"].to_numpy(np.int64)
+    table_times = table["time"].to_numpy(np.float64)
+    instants = np.unique(table_times)
+    # one integer key that sorts by device, then time: device * (instants + 1) + index of instant
     width = len(instants) + 1
-    table_keys = of_row * width + np.searchsorted(instants, changes, side="right")
+    table_keys = table_devices * width + np.searchsorted(instants, table_times, side="right")
     keys = devices * width + np.searchsorted(instants, times, side="right")
     rows = np.searchsorted(table_keys, keys, side="right") - 1
-    return np.where((rows >= 0) & (of_row[rows] == devices), rows, -1)
+    return np.where((rows >= 0) & (table_devices[rows] == devices), rows, -1)
 
 
 def _is_switched_off(evidence: Evidence) -> Flags:
     """Mask of the records whose device is switched off then, or in that instant."""
     events = evidence.events
     device = events["device"]
-    off = (events["kind"] == "switch-off").to_numpy()
-    switch = latest(off | (events["kind"] == "switch-on"), device)
-    off_time = at_places(events["time"], latest(off, device))
-    just_now = off_time == events["time"].to_numpy()
-    return np.asarray(np.append(off, False)[switch] | just_now)
+    switches_off = (events["kind"] == "switch-off").to_numpy()
+    last_switch = last_marked_rows(switches_off | (events["kind"] == "switch-on"), device)
+    off_time = values_at_rows(events["time"], last_marked_rows(switches_off, device))
+    is_same_instant = off_time == events["time"].to_numpy()
+    # row -1, for devices that were never switched, gets the appended False
+    is_off = np.append(switches_off, False)[last_switch]
+    return np.asarray(is_off | is_same_instant)
 
 
 def _is_edge_lost(evidence: Evidence, ends: pd.DataFrame) -> Flags:
@@ -135,5 +143,5 @@ def _is_edge_lost(evidence: Evidence, ends: pd.DataFrame) -> Flags:
     edge_of = np.array(layout["edges"]["of"])
     edges = edge_of[ends["device"] % len(edge_of)]
     times = evidence.events["time"][outages.index]
-    lost = pd.MultiIndex.from_arrays([outages["edge"], times])
-    return pd.MultiIndex.from_arrays([edges, ends["time"]]).isin(lost)
+    failures = pd.MultiIndex.from_arrays([outages["edge"], times])
+    return pd.MultiIndex.from_arrays([edges, ends["time"]]).isin(failures)

@@ -20,13 +20,13 @@ def check_epsilon(evidence: Evidence) -> Iterator[str]:
     """
     aggregation = evidence.run.scenario["strategy"].get("aggregation", {})
     is_private = aggregation.get("kind") == "private"
-    accounts = is_private and aggregation["account"] and aggregation["noise"] > 0
+    needs_epsilon = is_private and aggregation["account"] and aggregation["noise"] > 0
     stated = evidence.rounds["epsilon"].to_numpy(np.float64)
-    if accounts and np.isnan(stated).any():
+    if needs_epsilon and np.isnan(stated).any():
         yield "epsilon is missing in some rounds, and the scenario asks for it"
-    if not accounts and not np.isnan(stated).all():
+    if not needs_epsilon and not np.isnan(stated).all():
         yield "epsilon is given in some rounds, and the scenario does not ask for it"
-    if not accounts or not len(stated) or np.isnan(stated).any():
+    if not needs_epsilon or not len(stated) or np.isnan(stated).any():
         return
     if (np.diff(stated) < -_ROUNDING).any():
         yield f"epsilon falls from round to round: {stated.tolist()}"
@@ -34,10 +34,10 @@ def check_epsilon(evidence: Evidence) -> Iterator[str]:
         return
     least, most = _epsilon_bounds(evidence, aggregation)
     if not least * (1 - 1e-6) <= stated[-1] <= most * (1 + 1e-6):
-        due = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
+        expected = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
         yield (
             f"epsilon after the last round is {float(stated[-1])!r}; by the scenario's noise and "
-            f"the rounds it is {due}"
+            f"the rounds it is {expected}"
         )
 
 
@@ -55,17 +55,18 @@ def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, 
     delta = aggregation.get("delta") or min(0.5, devices**-1.1)
     noise = aggregation["noise"] / (2 if is_local else 1)
     accountant = aggregation["accountant"]
+    # the upper bound, as if every device took part in every round
     most = _compute_epsilon(noise, {1.0: count}, delta, accountant)
     selection = strategy.get("selection", {"kind": "random"})
     # CATA-Fed has names of selections instead of tables
     is_uniform = isinstance(selection, dict) and selection["kind"] == "random"
     if is_local or not is_uniform:
         return most, most
-    rounds_of = _count_rounds_by_share(evidence, devices)
-    if sum(rounds_of.values()) != count:
+    rounds_by_share = _count_rounds_by_share(evidence, devices)
+    if sum(rounds_by_share.values()) != count:
         return 0.0, most
-    least = _compute_epsilon(noise, rounds_of, delta, accountant)
-    if _is_population_idle(evidence.run.scenario):
+    least = _compute_epsilon(noise, rounds_by_share, delta, accountant)
+    if _is_always_idle(evidence.run.scenario):
         return least, least
     return least, most
 
@@ -80,14 +81,14 @@ def _count_rounds_by_share(evidence: Evidence, devices: int) -> dict[float, int]
     starts = evidence.data_of("round-start").join(evidence.events["round"])
     starts = starts.drop_duplicates("round", keep="last")
     selected = starts["selected"].to_numpy(np.float64)[: len(evidence.rounds)]
-    rounds_of: dict[float, int] = {}
+    rounds_by_share: dict[float, int] = {}
     for clients in selected.tolist():
         share = min(1.0, clients / devices)
-        rounds_of[share] = rounds_of.get(share, 0) + 1
-    return rounds_of
+        rounds_by_share[share] = rounds_by_share.get(share, 0) + 1
+    return rounds_by_share
 
 
-def _is_population_idle(scenario: TomlTable) -> bool:
+def _is_always_idle(scenario: TomlTable) -> bool:
     """Whether every device is online and idle as each round begins, and so may be drawn."""
     population = scenario["population"]
     if scenario["strategy"]["kind"] not in REQUESTS_IN_ROUNDS:

@@ -12,15 +12,15 @@ from fedsim.clock.simulation import on_grid
 from fedsim.common.streams import Streams
 from fedsim.common.units import BytesPerSecond, Seconds
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import read, report
+from fedsim.lab.audit.frames import read_quantity, report
 from fedsim.lab.audit.hosts import counts_at_once, fewest_at_once
 from fedsim.lab.audit.traces import has_trace
 
-_BEFORE_COUNTS = ("0.1.0",)
+_VERSIONS_WITHOUT_COUNTS = ("0.1.0",)
 """Versions of fedsim whose summaries have no counts of process records."""
 
-_ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on", "edge-off", "edge-on")
-_TARGETS = {"link-outage": "link", "edge-outage": "edge"}
+_ACT_KINDS = ("link-rate", "pace", "queue", "switch-off", "switch-on", "edge-off", "edge-on")
+_TARGET_KEYS = {"link-outage": "link", "edge-outage": "edge"}
 """Dict from kind of process that causes outages to its key for the link or edge server."""
 
 
@@ -31,7 +31,7 @@ class _Outages(NamedTuple):
     ends: list[float]
 
 
-def processes(evidence: Evidence) -> Sequence[TomlTable]:
+def process_sections(evidence: Evidence) -> Sequence[TomlTable]:
     """Return the tables ``[[world.processes]]`` of the scenario, such as outages of links."""
     sections: Sequence[TomlTable] = evidence.run.scenario.get("world", {}).get("processes", [])
     return sections
@@ -48,16 +48,17 @@ def check_outages(evidence: Evidence) -> Iterator[str]:
     The times are drawn again from the scenario's seed. Nothing is checked if a process of the
     scenario is user code, which may cause outages too.
     """
-    sections = processes(evidence)
+    sections = process_sections(evidence)
     if _has_user_code(sections):
         return
     for number, process in enumerate(sections):
-        key = _TARGETS.get(process["kind"])
+        key = _TARGET_KEYS.get(process["kind"])
         if key is None:
             continue
         target = process.get(key)
-        alike = [section for section in sections if section.get(key) == target]
-        if len(alike) == 1:  # simultaneous outages of one target are recorded once
+        of_target = [section for section in sections if section.get(key) == target]
+        # outages of a target by two processes may overlap, and are then recorded once
+        if len(of_target) == 1:
             yield from _check_outages_of(evidence, number, process)
 
 
@@ -80,30 +81,31 @@ def _check_outages_of(evidence: Evidence, number: int, process: TomlTable) -> It
             yield f"{name}: between outages the link has rates of {rates} B/s"
     else:
         stated = _find_edge_outages(evidence, process["edge"])
-    due = _draw_outages(evidence, number, process)
-    yield from _check_times(evidence, f"{name}: an outage begins", stated.begins, due.begins)
-    yield from _check_times(evidence, f"{name}: an outage ends", stated.ends, due.ends)
+    expected = _draw_outages(evidence, number, process)
+    yield from _check_times(evidence, f"{name}: an outage begins", stated.begins, expected.begins)
+    yield from _check_times(evidence, f"{name}: an outage ends", stated.ends, expected.ends)
 
 
 def _check_times(
-    evidence: Evidence, event: str, stated: list[float], due: list[float]
+    evidence: Evidence, event: str, stated: list[float], expected: list[float]
 ) -> Iterator[str]:
-    """Yield a finding for the first time that differs between recorded and due times (s).
+    """Yield a finding for the first time that differs between recorded and expected times (s).
 
     Args:
         evidence: the run folder.
         event: begin of the finding, such as ``an outage begins``.
         stated: recorded times.
-        due: times by the scenario's seed.
+        expected: times by the scenario's seed.
     """
     end = evidence.run.summary["simulated_s"]
     # the run may have ended in the instant of an outage
-    if stated == due or stated == [time for time in due if time < end]:
+    if stated == expected or stated == [time for time in expected if time < end]:
         return
-    for time, due_time in zip_longest(stated, due):
-        if time != due_time:
+    for time, expected_time in zip_longest(stated, expected):
+        if time != expected_time:
             yield (
-                f"{event} at {time!r} s; by the scenario and its seed one does at {due_time!r} s"
+                f"{event} at {time!r} s; by the scenario and its seed one does at "
+                f"{expected_time!r} s"
             )
             return
 
@@ -131,7 +133,7 @@ def _find_link_outages(evidence: Evidence, process: TomlTable) -> _Outages:
     """
     rates = evidence.data_of("link-rate").assign(time=evidence.events["time"])
     rates = rates[rates["link"] == _find_link(process)]
-    is_low = rates["rate"] == read(BytesPerSecond, process.get("rate", "0 B/s"))
+    is_low = rates["rate"] == read_quantity(BytesPerSecond, process.get("rate", "0 B/s"))
     return _Outages(rates["time"][is_low].tolist(), rates["time"][~is_low].tolist())
 
 
@@ -146,14 +148,14 @@ def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
     """
     records = evidence.data_of("link-rate")
     link = _find_link(process)
-    low = read(BytesPerSecond, process.get("rate", "0 B/s"))
+    low = read_quantity(BytesPerSecond, process.get("rate", "0 B/s"))
     rates = set(records["rate"][records["link"] == link].tolist()) - {low}
-    section, _, rest = link.partition(" ")
-    if section != "device":
-        direction = rest.rpartition(" ")[2]
-        text = evidence.run.scenario["network"].get(section, {}).get(direction)
+    # links are named such as "device 7 up" or "server down"
+    words = link.split(" ")
+    if words[0] != "device":
+        text = evidence.run.scenario["network"].get(words[0], {}).get(words[-1])
         if text is not None and not has_trace(text):
-            rates.add(read(BytesPerSecond, text))
+            rates.add(read_quantity(BytesPerSecond, text))
     return sorted(rates)
 
 
@@ -182,11 +184,11 @@ def _draw_outages(evidence: Evidence, number: int, process: TomlTable) -> _Outag
     end = evidence.run.summary["simulated_s"]
     outages = _Outages([], [])
     now = 0.0
-    for count in range(1_000_000):
+    for outage in range(1_000_000):
         for key, times in (("every", outages.begins), ("lasts", outages.ends)):
-            duration = read(Seconds, process[key])
+            duration = read_quantity(Seconds, process[key])
             if process["random"]:
-                generator = streams.generator(f"world/process/{key}", number, count)
+                generator = streams.generator(f"world/process/{key}", number, outage)
                 duration = generator.exponential(duration)
             now = on_grid(now + duration)
             if now > end:
@@ -201,13 +203,13 @@ def check_upload_slots(evidence: Evidence) -> Iterator[str]:
     At most ``slots`` uploads run at a time, and an upload waits only if all slots are in use.
     """
     queues = evidence.data_of("queue")[["direction", "slots"]].to_numpy().tolist()
-    sections = processes(evidence)
+    sections = process_sections(evidence)
     if _has_user_code(sections):
         return
     slots = [process["slots"] for process in sections if process["kind"] == "upload-slots"]
-    due = [["up", count] for count in slots]
-    if queues != due:
-        yield f"messages queue for {queues}; by the scenario for {due}"
+    expected = [["up", count] for count in slots]
+    if queues != expected:
+        yield f"messages queue for {queues}; by the scenario for {expected}"
     if slots:
         yield from _check_slots(evidence, slots[0])
 
@@ -226,7 +228,7 @@ def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:
     if most > slots:
         time = times[under_way.argmax()]
         yield f"{most:g} uploads were under way at {time!r} s; there are {slots} slots"
-    ordered = steps.sort_values(["task", "begun"])
+    ordered = steps.sort_values(["task", "begin_row"])
     before_upload = ordered["step"].groupby(ordered["task"]).shift(-1) == "upload"
     has_waited = ordered["time"] > ordered["start"]
     waits = ordered[(ordered["step"] == "queue") & before_upload & has_waited]
@@ -247,7 +249,7 @@ def check_slowdowns(evidence: Evidence) -> Iterator[str]:
     The scenario's processes of kind ``heat`` name the devices that they may slow down (by
     default all), and the factor.
     """
-    sections = processes(evidence)
+    sections = process_sections(evidence)
     heats = [process for process in sections if process["kind"] == "heat"]
     if not heats or _has_user_code(sections):
         return
@@ -286,9 +288,9 @@ def check_act_counts(evidence: Evidence) -> Iterator[str]:
 
 def _may_lack_counts(evidence: Evidence) -> bool:
     run = evidence.run
-    is_before = run.understood.is_former or run.summary["fedsim"] in _BEFORE_COUNTS
-    return is_before or not processes(evidence)
+    is_older = run.understood.is_former or run.summary["fedsim"] in _VERSIONS_WITHOUT_COUNTS
+    return is_older or not process_sections(evidence)
 
 
 def _is_act(kind: str) -> bool:
-    return kind in _ACTS or kind.startswith("process:")
+    return kind in _ACT_KINDS or kind.startswith("process:")

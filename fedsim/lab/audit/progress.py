@@ -38,16 +38,20 @@ def check_progress(evidence: Evidence) -> Iterator[str]:
         yield f"the best round is by {monitor!r}, the scenario says {stop['monitor']!r}"
     tests = _monitored_values(evidence, monitor)
     finite = tests[np.isfinite(tests)]
-    due: tuple[object, object] = (None, None)
+    best_round: int | None = None
+    best_value: float | None = None
     if len(finite):
-        place = int(finite.to_numpy().argmax())
-        due = (int(finite.index[place]), abs(float(finite.iloc[place])))
+        best = int(finite.to_numpy().argmax())
+        best_round = int(finite.index[best])
+        best_value = abs(float(finite.iloc[best]))
     value = stated["value"]
-    best = (stated["round"], None if value is None else abs(value))
-    if best != due:
+    stated_value = (
+        None if value is None else abs(value)
+    )  # the tests are negated if smaller is better
+    if (stated["round"], stated_value) != (best_round, best_value):
         yield (
             f"the summary's best {monitor} is {value!r} of round {stated['round']}, by the rounds "
-            f"it is in round {due[0]}"
+            f"it is in round {best_round}"
         )
     if patience is not None:
         yield from _check_patience(evidence, tests, patience, stop.get("min_delta", 0.0))
@@ -84,7 +88,7 @@ def _check_patience(
         min_delta: a value is progress if it exceeds the best one so far by more than this.
     """
     best = -math.inf
-    since: int | None = None
+    progress_round: int | None = None
     waited = 0
     for number, value in zip(tests.index.tolist(), tests.tolist(), strict=True):
         if waited >= patience:
@@ -93,13 +97,17 @@ def _check_patience(
         # the first finite value is progress, whatever it is
         if math.isfinite(value) and (best == -math.inf or value > best + min_delta):
             best = value
-            since = number
-        since = number if since is None else since
-        waited = number - since
+            progress_round = number
+        if progress_round is None:  # patience counts from the first test
+            progress_round = number
+        waited = number - progress_round
     stopped = str(evidence.run.summary["stopped"])
     ended = re.fullmatch(_NO_PROGRESS, stopped)
     if ended is not None and (waited < patience or int(ended[2]) != waited):
-        yield f"the run stopped as {json.dumps(stopped)}, and its last progress was in round {since}"
+        yield (
+            f"the run stopped as {json.dumps(stopped)}, and its last progress was in round "
+            f"{progress_round}"
+        )
 
 
 def _check_models(evidence: Evidence, best_round: int | None) -> Iterator[str]:
@@ -109,7 +117,7 @@ def _check_models(evidence: Evidence, best_round: int | None) -> Iterator[str]:
 
     Args:
         evidence: the run folder.
-        best_round: index of the best round; None if no best models are due.
+        best_round: index of the best round; None if no best models are expected.
     """
     run = evidence.run
     if run.summary["status"] == "failed":

@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedsim.common.units import Bytes
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import read, report
+from fedsim.lab.audit.frames import read_quantity, report
 
 _PHASES = ("secure-keys", "secure-shares", "secure-unmask")
 _EXACT_KINDS = (("up", "secure-keys"), ("down", "secure-keys"), ("up", "secure-shares"))
@@ -30,8 +30,8 @@ def check_secure_messages(evidence: Evidence) -> Iterator[str]:
         return
     if len(evidence.data_of("aggregate")) and not len(parts):
         yield "the scenario has secure aggregation, and there are no messages of it"
-    key = read(Bytes, section["key"])
-    share = read(Bytes, section["share"])
+    key = read_quantity(Bytes, section["key"])
+    share = read_quantity(Bytes, section["share"])
     degree = section.get("neighbors", section.get("neighbours"))
     most_neighbours = degree or evidence.trainable - 1
     parts = parts.assign(neighbours=_count_neighbours(parts, degree))
@@ -78,13 +78,13 @@ def _find_parts(evidence: Evidence) -> pd.DataFrame:
     """Return the parts of messages that belong to secure aggregation, in order of their ends.
 
     Returns:
-        DataFrame of transfers with ``purpose`` and ``bytes`` of the part, and ``asked``, the time
-        (s) at which the server asked for the message's task; the index is the row of the transfer.
+        DataFrame of transfers with ``purpose`` and ``bytes`` of the part, and ``requested_at``, the
+        time (s) at which the server asked for the message's task; the index is the transfer's row.
     """
     columns = ["direction", "payloads", "end", "outcome", "task"]
-    asked = evidence.tasks.drop_duplicates("task").set_index("task")["start"]
+    task_starts = evidence.tasks.drop_duplicates("task").set_index("task")["start"]
     transfers = evidence.transfers[columns]
-    transfers = transfers.assign(asked=transfers["task"].map(asked))
+    transfers = transfers.assign(requested_at=transfers["task"].map(task_starts))
     parts = [transfers.iloc[:0].assign(purpose="", bytes=0.0)]
     for code, payloads in enumerate(evidence.payloads.lists):
         for purpose, size in payloads:
@@ -110,7 +110,9 @@ def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[flo
     is_key = (parts["direction"] == "up") & of_keys & (parts["outcome"] == "done")
     is_sent_out = (parts["direction"] == "down") & of_keys
     ordered = parts.assign(
-        at=parts["asked"].where(is_sent_out, parts["end"]), is_key=is_key, is_sent_out=is_sent_out
+        at=parts["requested_at"].where(is_sent_out, parts["end"]),
+        is_key=is_key,
+        is_sent_out=is_sent_out,
     )
     ordered = ordered.sort_values(["at"], kind="stable")
     by_row: dict[int, float] = {}
@@ -123,12 +125,12 @@ def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[flo
         if adds_key:
             keys += 1
         elif sends_out:
-            if time != last_time:
+            if time != last_time:  # the first of the messages that send these keys out
                 last_time = time
                 clients = keys
                 keys = 0
-            everybody = clients - 1
-            neighbours = everybody if degree is None else min(degree, everybody)
+            other_clients = clients - 1
+            neighbours = other_clients if degree is None else min(degree, other_clients)
             by_row[row] = neighbours
             by_task[task] = neighbours
     for row, task in zip(parts.index, parts["task"], strict=True):

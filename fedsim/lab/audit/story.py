@@ -8,7 +8,7 @@ import pandas as pd
 from fedsim.common.arrays import Floats
 from fedsim.common.units import Seconds
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import at_places, grain_s, latest, read, report
+from fedsim.lab.audit.frames import grain_s, last_marked_rows, read_quantity, report, values_at_rows
 from fedsim.records.schema import OF_TASKS
 
 _ALLOWED_PAIRS = (
@@ -25,14 +25,14 @@ _ALLOWED_PAIRS = (
 def check_time_order(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the times of records fall, or if the run's end is not the last record."""
     events = evidence.events
-    records = events.assign(before=events["time"].shift(fill_value=0.0))
-    text = "record {row} ({kind}) is at {time!r} s, after one at {before!r} s"
-    yield from report(text, records, ~(records["time"] >= records["before"]))
+    records = events.assign(previous_time=events["time"].shift(fill_value=0.0))
+    text = "record {row} ({kind}) is at {time!r} s, after one at {previous_time!r} s"
+    yield from report(text, records, ~(records["time"] >= records["previous_time"]))
     ends = events[events["kind"] == "run-end"]
-    follow = (len(events) - 1 - ends.index).to_numpy()
-    text = "record {row} says that the run is over, but {follow} follow"
-    yield from report(text, ends.assign(follow=follow), follow > 0)
-    if evidence.run.summary["status"] != "failed" and 0 not in follow:
+    later_records = (len(events) - 1 - ends.index).to_numpy()
+    text = "record {row} says that the run is over, but {later_records} follow"
+    yield from report(text, ends.assign(later_records=later_records), later_records > 0)
+    if evidence.run.summary["status"] != "failed" and 0 not in later_records:
         yield "the run's end is not recorded"
 
 
@@ -44,9 +44,9 @@ def check_task_steps(evidence: Evidence) -> Iterator[str]:
     """
     names = ["kind", "step", "outcome", "device"]
     of_tasks = evidence.events[evidence.events["kind"].isin(OF_TASKS)]
-    lives = of_tasks.astype(dict.fromkeys(names, object))
-    previous = lives.groupby("task")[names].shift().fillna("").add_prefix("last_")
-    records = lives.join(previous)
+    task_records = of_tasks.astype(dict.fromkeys(names, object))
+    previous = task_records.groupby("task")[names].shift().fillna("").add_prefix("last_")
+    records = task_records.join(previous)
     in_turn = pd.MultiIndex.from_frame(records[["kind", "last_kind"]]).isin(_ALLOWED_PAIRS)
     yield from report("task {task}: {kind} follows {last_kind}", records, ~in_turn)
     step_ends = records["kind"] == "step-end"
@@ -62,7 +62,7 @@ def check_task_steps(evidence: Evidence) -> Iterator[str]:
     moves = (records["last_kind"] != "") & (records["device"] != records["last_device"])
     yield from report("task {task}: moves from device {last_device} to {device}", records, moves)
     if evidence.run.summary["status"] != "failed":
-        last = lives.drop_duplicates("task", keep="last")
+        last = task_records.drop_duplicates("task", keep="last")
         yield from report("task {task}: never ends", last, last["kind"] != "task-end")
 
 
@@ -76,19 +76,19 @@ def check_one_task_at_a_time(evidence: Evidence) -> Iterator[str]:
     device = events["device"].to_numpy()
     task = events["task"].to_numpy()
     starts = (events["kind"] == "task-start").to_numpy()
-    latest_start = latest(starts, device)
-    start_before = pd.Series(latest_start).groupby(device).shift(fill_value=-1).to_numpy()
-    # row of the same device's last task-start
-    begun = np.where(starts, start_before, latest_start)
-    current = np.append(task, 0)[begun]
-    is_current = (begun >= 0) & (task == current)
+    latest_start = last_marked_rows(starts, device)
+    previous_start = pd.Series(latest_start).groupby(device).shift(fill_value=-1).to_numpy()
+    # row of the device's last task-start before this record, or -1
+    begin_row = np.where(starts, previous_start, latest_start)
+    current = np.append(task, 0)[begin_row]
+    is_current = (begin_row >= 0) & (task == current)
     ends = (events["kind"] == "task-end") & is_current
-    busy = (begun >= 0) & (latest(ends, device) <= begun)
-    at_work = events["kind"].isin(("step-start", "step-end"))
+    is_busy = (begin_row >= 0) & (last_marked_rows(ends, device) <= begin_row)
+    is_step = events["kind"].isin(("step-start", "step-end"))
     text = "device {device} begins task {task} at {time!r} s while it still has task {current}"
-    yield from report(text, events.assign(current=current), starts & busy)
+    yield from report(text, events.assign(current=current), starts & is_busy)
     text = "device {device} works on task {task} at {time!r} s without having it"
-    yield from report(text, events, at_work & ~(busy & is_current))
+    yield from report(text, events, is_step & ~(is_busy & is_current))
 
 
 def check_deadlines_kept(evidence: Evidence) -> Iterator[str]:
@@ -101,14 +101,14 @@ def check_deadlines_kept(evidence: Evidence) -> Iterator[str]:
     text = "task {task} ended {outcome} at {time!r} s, after its deadline {limit!r} s"
     yield from report(text, ends, ends["time"] > ends["limit"])
     of_trainings = (events["step"] == "train").to_numpy()
-    begun = latest(of_trainings & (events["kind"] == "step-start"), events["task"])
+    begin_row = last_marked_rows(of_trainings & (events["kind"] == "step-start"), events["task"])
     trainings = events.assign(
-        begun=begun,
-        took=events["time"] - at_places(events["time"], begun),
+        begin_row=begin_row,
+        took=events["time"] - values_at_rows(events["time"], begin_row),
         limit=_round_limits(evidence, "training"),
     )
     trainings = trainings[of_trainings & (events["kind"] == "step-end")]
-    has_begun = trainings["begun"] >= 0
+    has_begun = trainings["begin_row"] >= 0
     yield from report("task {task} ends a training that it has not begun", trainings, ~has_begun)
     is_long = trainings["took"] > trainings["limit"] + grain_s(trainings["time"])
     text = "task {task} trained for {took!r} s, longer than its limit of {limit!r} s"
@@ -139,9 +139,9 @@ def check_round_begins(evidence: Evidence) -> Iterator[str]:
     """
     events = evidence.events
     begins = evidence.data_of("round-start").join(events[["time", "round"]])
-    again = begins.assign(before=begins["round"].shift(fill_value=-1))
-    text = "record {row} begins round {round}, after round {before}"
-    yield from report(text, again, again["round"] <= again["before"])
+    rounds = begins.assign(previous=begins["round"].shift(fill_value=-1))
+    text = "record {row} begins round {round}, after round {previous}"
+    yield from report(text, rounds, rounds["round"] <= rounds["previous"])
     starts = events[(events["kind"] == "task-start") & ~evidence.is_continuation]
     counts = starts.groupby("round")["task"].nunique()
     rounds = begins.dropna(subset="selected")
@@ -175,9 +175,9 @@ def check_deadline_values(evidence: Evidence) -> Iterator[str]:
         yield from report(text, begins, begins["deadline"].notna() | bounds_training)
         return
     time = rule["time"] if isinstance(rule, dict) else rule
-    due = read(Seconds, time)
-    rounds = begins.assign(limit=begins["deadline"] - begins["time"], due=due)
-    text = "round {round} has {limit!r} s until its deadline, by the scenario {due!r} s"
-    yield from report(text, rounds, np.abs(rounds["limit"] - due) > grain_s(rounds["time"]))
-    text = "round {round} bounds trainings by {training!r} s, by the scenario by {due!r} s"
-    yield from report(text, rounds, bounds_training & (rounds["training"] != due))
+    expected = read_quantity(Seconds, time)
+    rounds = begins.assign(limit=begins["deadline"] - begins["time"], expected=expected)
+    text = "round {round} has {limit!r} s until its deadline, by the scenario {expected!r} s"
+    yield from report(text, rounds, np.abs(rounds["limit"] - expected) > grain_s(rounds["time"]))
+    text = "round {round} bounds trainings by {training!r} s, by the scenario by {expected!r} s"
+    yield from report(text, rounds, bounds_training & (rounds["training"] != expected))

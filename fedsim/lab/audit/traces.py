@@ -15,9 +15,9 @@ from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.records import folder as files
 from fedsim.records.schema import TRACED_LINKS, TRACES
 
-_OWN = ("down", "up")
-_PURPOSE = "world/link-trace"
-_OFFSET = 1  # number of the draw of a link's offset in its trace
+_DIRECTIONS = ("down", "up")
+_STREAM = "world/link-trace"
+_OFFSET_DRAW = 1  # number of the draw of a link's offset in its trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class RecordedTrace:
         lengths = np.diff(np.append(self.since, self.length))
         return float(lengths @ self.rates / self.length)
 
-    def _places(self, position: Floats) -> tuple[Floats, Floats, Ints]:
+    def _locate(self, position: Floats) -> tuple[Floats, Floats, Ints]:
         """Return lap, offset and piece of each position in the trace, repeated if it loops.
 
         Args:
@@ -60,9 +60,10 @@ class RecordedTrace:
         offset = position - laps * self.length
         return laps, offset, np.searchsorted(self.since, offset, side="right") - 1
 
-    def at(self, position: Floats) -> Floats:
+    def values_at(self, position: Floats) -> Floats:
         """Return the trace's values at positions (s), the times since its begin; float64 [n]."""
-        return self.rates[self._places(position)[2]]
+        _, _, piece = self._locate(position)
+        return self.rates[piece]
 
     def capacity_until(self, position: Floats, limit: float = np.inf) -> Floats:
         """Return the bytes that a link carries from the begin of the trace to given positions.
@@ -77,7 +78,7 @@ class RecordedTrace:
         rates = np.minimum(self.rates, limit)
         lengths = np.diff(np.append(self.since, self.length))
         sums = np.append(0.0, np.cumsum(rates * lengths))
-        laps, offset, piece = self._places(position)
+        laps, offset, piece = self._locate(position)
         within = sums[piece] + rates[piece] * (offset - self.since[piece])
         return np.asarray(laps * sums[-1] + within)
 
@@ -90,21 +91,21 @@ class TraceRate(LinkCapacity):
 
     Attributes:
         trace: the trace.
-        ahead: position in the trace at simulated time 0 (s).
+        start_s: position in the trace at simulated time 0 (s).
         limits: limits of the rate over time, infinity for no limit.
     """
 
     trace: RecordedTrace
-    ahead: float
+    start_s: float
     limits: Rate
 
     def capacity_until(self, until: Floats) -> Floats:
         sums = np.zeros(len(until))
         ends = np.append(self.limits.since[1:], np.inf)
         for since, end, limit in zip(self.limits.since, ends, self.limits.values, strict=True):
-            first = self.trace.capacity_until(np.array([since + self.ahead]), limit)
-            last = np.clip(until, since, end) + self.ahead
-            sums += self.trace.capacity_until(last, limit) - first
+            before = self.trace.capacity_until(np.array([since + self.start_s]), limit)
+            position = np.clip(until, since, end) + self.start_s
+            sums += self.trace.capacity_until(position, limit) - before
         return sums
 
     def is_unlimited(self, begin: Floats, end: Floats) -> Flags:
@@ -139,9 +140,9 @@ class LinkRates:
         for number in np.unique(device[device >= 0]).tolist():
             entry = self._traces.get(f"device {number} latency")
             if entry is not None:
-                trace, ahead = entry
+                trace, start_s = entry
                 rows = device == number
-                beyond_s[rows] = trace.at(start[rows] + ahead) - trace.mean
+                beyond_s[rows] = trace.values_at(start[rows] + start_s) - trace.mean
         return beyond_s
 
     def varies(self, link: str) -> bool:
@@ -157,6 +158,7 @@ class LinkRates:
         """
         changes = self._changes.get(link)
         trace = self._traces.get(link)
+        # for a link that follows a trace, recorded rates are limits, and there is none at first
         first = built if trace is None else np.inf
         rate = Rate(np.zeros(1), np.array([first]))
         if changes is not None:
@@ -184,9 +186,9 @@ def read_traces(evidence: Evidence) -> dict[str, tuple[RecordedTrace, float]]:
         )
     links = evidence.frame(files.TRACED_LINKS, TRACED_LINKS.names)
     of_links: dict[str, tuple[RecordedTrace, float]] = {}
-    for device, link, trace, ahead in links.itertuples(index=False):
+    for device, link, trace, start_s in links.itertuples(index=False):
         name = link if device < 0 else f"device {device} {link}"
-        of_links[name] = traces[int(trace)], float(ahead)
+        of_links[name] = traces[int(trace)], float(start_s)
     return of_links
 
 
@@ -196,7 +198,7 @@ def has_trace(section: object) -> bool:
 
 
 def check_trace_offsets(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each link that does not begin at the position of its trace that is due.
+    """Yield a finding for each link that does not begin at the expected position of its trace.
 
     A trace gives a link's rate over time; the position is drawn from the seed, or is 0. Links have
     to follow traces exactly if they do in the scenario, and the mean of a trace has to be the rate
@@ -206,30 +208,35 @@ def check_trace_offsets(evidence: Evidence) -> Iterator[str]:
     sections = _traced_sections(network)
     traces = read_traces(evidence)
     streams = Streams(evidence.run.scenario["seed"])
-    for link, (trace, ahead) in traces.items():
-        key = _key_of(link)
+    for link, (trace, start_s) in traces.items():
+        key = _scenario_key(link)
         if key == "network.device.loss" and key not in sections:
             if trace.rates.tolist() != [network["device"]["loss"]]:
-                yield f"{link} is {trace.rates.tolist()}; by the scenario {network['device']['loss']!r}"
+                loss = network["device"]["loss"]
+                yield f"{link} is {trace.rates.tolist()}; by the scenario {loss!r}"
             continue
         if key not in sections:
             yield f"{link} follows a trace in {files.TRACED_LINKS}, by the scenario none"
             continue
         offset_s = 0.0
         if sections[key]["starts"] == "random":
-            number = [int(part) for part in link.split() if part.isdecimal()]
-            purpose = _PURPOSE
+            numbers = [int(part) for part in link.split() if part.isdecimal()]
+            owner = numbers[0] if numbers else 0  # index of the link's device, cell or edge server
+            purpose = _STREAM
             if not key.startswith("network.device."):
-                purpose = f"{_PURPOSE}/{key}"
-            draw = streams.uniform(purpose, number[0] if number else 0, _OFFSET)
+                purpose = f"{_STREAM}/{key}"
+            draw = streams.uniform(purpose, owner, _OFFSET_DRAW)
             offset_s = on_grid(draw * trace.length)
-        if offset_s != ahead:
-            yield f"{link} begins at {ahead!r} s of its trace; by the scenario's seed at {offset_s!r} s"
+        if offset_s != start_s:
+            yield (
+                f"{link} begins at {start_s!r} s of its trace; by the scenario's seed at "
+                f"{offset_s!r} s"
+            )
         if trace.loops != (sections[key]["ends"] == "loop"):
             yield f"the trace of {link} ends otherwise than the scenario says"
     yield from _check_devices(evidence, sections, traces)
     for key in sections:
-        if not key.startswith("network.device.") and key not in map(_key_of, traces):
+        if not key.startswith("network.device.") and key not in map(_scenario_key, traces):
             yield f"no link follows the trace of {key}"
 
 
@@ -246,7 +253,7 @@ def _check_devices(
         traces: trace of each link, and its position at time 0 (s), by link name.
     """
     devices = evidence.devices
-    for direction in _OWN:
+    for direction in _DIRECTIONS:
         if f"network.device.{direction}" not in sections:
             continue
         stated = devices[f"link_{direction}"].tolist()
@@ -274,7 +281,7 @@ def _traced_sections(network: TomlTable) -> dict[str, TomlTable]:
     return sections
 
 
-def _key_of(link: str) -> str:
+def _scenario_key(link: str) -> str:
     """Return the dotted key by which a scenario sets the rate of a link.
 
     Args:

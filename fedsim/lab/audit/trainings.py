@@ -12,7 +12,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.training import Batching, LocalEpochs, LocalSteps, Training
 from fedsim.common.units import TICK_S
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, at_places, report
+from fedsim.lab.audit.frames import NOTHING, report, values_at_rows
 from fedsim.lab.audit.strategies import (
     FULL_BATCHES,
     LONGER_EPOCHS,
@@ -31,14 +31,17 @@ def check_epoch_ends(evidence: Evidence) -> Iterator[str]:
     or 0 if the update contains no epoch, as for a training that was cut off.
     """
     trainings = evidence.trainings
-    count = trainings["ends"].map(len)
+    count = trainings["epoch_ends"].map(len)
     epochs = trainings["epochs"]
-    ends = trainings["ends"].explode().dropna().astype(np.float64)
-    before = ends.groupby(level=0).shift().fillna(trainings["start"])
-    in_order = (before <= ends) & (ends <= trainings["time"].reindex(ends.index))
+    ends = trainings["epoch_ends"].explode().dropna().astype(np.float64)
+    previous = ends.groupby(level=0).shift().fillna(trainings["start"])
+    in_order = (previous <= ends) & (ends <= trainings["time"].reindex(ends.index))
     has_all = (epochs == count) | (epochs == 0)
-    is_possible = has_all & (count <= trainings["asked"]) & (epochs >= 0)
-    text = "task {task} trained {epochs:g} of {asked:g} epochs, which are said to end at {ends}"
+    is_possible = has_all & (count <= trainings["requested"]) & (epochs >= 0)
+    text = (
+        "task {task} trained {epochs:g} of {requested:g} epochs, which are said to end at "
+        "{epoch_ends}"
+    )
     wrong = ~is_possible | trainings.index.isin(ends.index[~in_order])
     yield from report(text, trainings, wrong)
 
@@ -54,14 +57,14 @@ def check_requested_epochs(evidence: Evidence) -> Iterator[str]:
     trainings = evidence.trainings
     of_rounds = evidence.events["round"].loc[trainings.index] != NOTHING
     trainings = trainings[of_rounds]
-    due = np.full(len(trainings), float(strategy["local_epochs"]))
+    expected = np.full(len(trainings), float(strategy["local_epochs"]))
     epochs = _local_setting(evidence, "local_epochs", trainings)
     steps = _local_setting(evidence, "local_steps", trainings)
-    due = np.where(np.isnan(epochs), due, epochs)
-    due = np.where(np.isnan(steps), due, 1.0)  # SGD steps count as one epoch
-    trainings = trainings.assign(due=due)
-    text = "task {task} was asked for {asked:g} epochs, by the scenario for {due:g}"
-    yield from report(text, trainings, trainings["asked"] != trainings["due"])
+    expected = np.where(np.isnan(epochs), expected, epochs)
+    expected = np.where(np.isnan(steps), expected, 1.0)  # SGD steps count as one epoch
+    trainings = trainings.assign(expected=expected)
+    text = "task {task} was asked for {requested:g} epochs, by the scenario for {expected:g}"
+    yield from report(text, trainings, trainings["requested"] != trainings["expected"])
 
 
 def check_trained_layers(evidence: Evidence) -> Iterator[str]:
@@ -82,10 +85,11 @@ def check_trained_layers(evidence: Evidence) -> Iterator[str]:
 def check_durations(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose last training had a wrong duration.
 
-    The due duration of an epoch is the count of samples over the device's speed, times a random
-    factor (jitter) that is drawn at the epoch's begin. If devices have slow phases, a training may
-    take longer, up to the factor of these phases. If the scenario computes speeds from the model,
-    or the strategy's epochs are longer, all durations are compared up to a common factor.
+    The expected duration of an epoch is the count of samples over the device's speed, times a
+    random factor (jitter) that is drawn at the epoch's begin. If devices have slow phases, a
+    training may take longer, up to the factor of these phases. If the scenario computes speeds from
+    the model, or the strategy's epochs are longer, all durations are compared up to a common
+    factor.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
@@ -93,24 +97,24 @@ def check_durations(evidence: Evidence) -> Iterator[str]:
         return
     trainings = _last_trainings(evidence)
     devices = evidence.devices
-    places = evidence.row_of(trainings["device"])
-    samples = at_places(devices["samples"], places) * _passes(evidence, trainings)
-    epoch_s = samples / at_places(devices["speed"], places)
+    rows = evidence.row_of(trainings["device"])
+    samples = values_at_rows(devices["samples"], rows) * _passes_per_epoch(evidence, trainings)
+    epoch_s = samples / values_at_rows(devices["speed"], rows)
     jitter = _EpochJitter(Streams(scenario["seed"]), population["jitter"]["value"])
-    ratios = np.array(
-        [
-            _duration_ratio(training, seconds, jitter)
-            for training, seconds in zip(trainings.itertuples(), epoch_s, strict=True)
-        ],
-        dtype=np.float64,
-    )
-    slow = population.get("slow_phases", {"factor": 1.0})["factor"]
+    ratios = np.empty(len(trainings))
+    for index, training in enumerate(trainings.itertuples()):
+        ratios[index] = _duration_ratio(training, epoch_s[index], jitter)
+    slow_factor = population.get("slow_phases", {"factor": 1.0})["factor"]
     usual = 1.0
+    slack = _ROUNDING
     if "reference_flops" in population or scenario["strategy"]["kind"] in LONGER_EPOCHS:
-        usual = _median_ratio(ratios, slow)
-    slack = _ROUNDING if usual == 1.0 else 1e-4
+        usual = _median_ratio(ratios, slow_factor)
+        if usual != 1.0:
+            slack = 1e-4
+    least = usual * (1 - slack)
+    most = usual / slow_factor * (1 + slack)  # speed times the factor, which is at most 1
     # comparisons with NaN are false: an unknown ratio is not wrong
-    wrong = (ratios < usual * (1 - slack)) | (ratios > usual / slow * (1 + slack))
+    wrong = (ratios < least) | (ratios > most)
     text = (
         "device {device}: its last training took {ratio:.6g} times as long as its samples over its "
         "speed"
@@ -131,10 +135,10 @@ def _local_setting(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Fl
     """
     if name not in evidence.devices:
         return np.full(len(trainings), np.nan)
-    return at_places(evidence.devices[name], evidence.row_of(trainings["device"]))
+    return values_at_rows(evidence.devices[name], evidence.row_of(trainings["device"]))
 
 
-def _passes(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
+def _passes_per_epoch(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
     """Return how many passes over a device's samples an epoch of each training makes; float64.
 
     An epoch is one pass, or slightly less if its incomplete last batch is dropped. A training of a
@@ -146,17 +150,17 @@ def _passes(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
     """
     scenario = evidence.run.scenario
     strategy = scenario["strategy"]
-    usual = scenario["training"]
-    declared = strategy.get(SGD_STEPS.get(strategy["kind"], ""))
+    training = scenario["training"]
+    strategy_steps = strategy.get(SGD_STEPS.get(strategy["kind"], ""))
     own_steps = _local_setting(evidence, "local_steps", trainings)
     own_sizes = _local_setting(evidence, "batch_size", trainings)
-    samples = at_places(evidence.devices["samples"], evidence.row_of(trainings["device"]))
+    samples = values_at_rows(evidence.devices["samples"], evidence.row_of(trainings["device"]))
     passes = np.ones(len(trainings))
     for row, count in enumerate(samples.tolist()):
-        steps = declared if math.isnan(own_steps[row]) else int(own_steps[row])
+        steps = strategy_steps if math.isnan(own_steps[row]) else int(own_steps[row])
         amount = LocalEpochs(1) if steps is None else LocalSteps(steps)
-        size = usual["batch_size"] if math.isnan(own_sizes[row]) else int(own_sizes[row])
-        batching = Batching(size, usual["last_batch"])
+        size = training["batch_size"] if math.isnan(own_sizes[row]) else int(own_sizes[row])
+        batching = Batching(size, training["last_batch"])
         done = Training(None, amount).samples_an_epoch(int(count), batching)
         passes[row] = done / count
     return passes
@@ -193,7 +197,7 @@ def _last_trainings(evidence: Evidence) -> pd.DataFrame:
     """
     events = evidence.events
     trainings = evidence.trainings
-    trainings = trainings[trainings["ends"].map(bool) & ~trainings["in_part"]]
+    trainings = trainings[trainings["epoch_ends"].map(bool) & ~trainings["is_partial"]]
     trainings = trainings.drop_duplicates("device", keep="last").sort_values("device")
     shifts = events[events["kind"] == "shift"].groupby("device")["time"].last()
     last_shift = shifts.reindex(trainings["device"]).fillna(-1.0)
@@ -234,26 +238,26 @@ def _duration_ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> floa
         jitter: factors of the epochs.
 
     Returns:
-        The ratio; NaN if the due duration is 0 or infinite, if the epochs took too few clock ticks,
-        or if the core time on a shared host includes an epoch that was cut off.
+        The ratio; NaN if the expected duration is 0 or infinite, if the epochs took too few clock
+        ticks, or if the core time on a shared host includes an epoch that was cut off.
     """
-    times = [training.start, *training.ends]
+    times = [training.start, *training.epoch_ends]
     seconds = times[-1] - times[0]
     if not math.isnan(training.core_s):
-        # core time includes an epoch that was cut off
         seconds = training.core_s if times[-1] == training.time else math.nan
-    if not 0 < epoch_s < math.inf or not seconds > 1e4 * TICK_S * len(training.ends):
+    shortest_s = 1e4 * TICK_S * len(training.epoch_ends)  # shorter times are too coarse to compare
+    if not 0 < epoch_s < math.inf or not seconds > shortest_s:
         return math.nan
     return float(seconds / (epoch_s * jitter.sum_of_epochs(training.device, times[:-1])))
 
 
-def _median_ratio(ratios: Floats, slow: float) -> float:
+def _median_ratio(ratios: Floats, slow_factor: float) -> float:
     """Return the median of the ratios; NaN if devices have slow phases, or all ratios are NaN.
 
     Args:
         ratios: duration of each training over its duration by speed; float64 [trainings].
-        slow: factor on the speed in slow phases; 1 if there are none.
+        slow_factor: factor on the speed in slow phases; 1 if there are none.
     """
-    if slow != 1.0 or np.isnan(ratios).all():
+    if slow_factor != 1.0 or np.isnan(ratios).all():
         return math.nan
     return float(np.nanmedian(ratios))

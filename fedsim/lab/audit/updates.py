@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import NOTHING, latest, plain_value
+from fedsim.lab.audit.frames import NOTHING, last_marked_rows, plain_value
 from fedsim.lab.audit.strategies import UPDATES_WAIT
 from fedsim.records import folder as files
 from fedsim.records.schema import OF_PEERS
 
-_FIGURES = (
+_METRICS = (
     "accuracy",
     "loss",
     "train_loss",
@@ -23,7 +23,7 @@ _FIGURES = (
     "epsilon",
 )
 _COUNTS = ("valid", "slow", "disconnected", "selected")
-_COUNT_OF = {
+_COUNT_OF_OUTCOME = {
     "late": "slow",
     "memory": "slow",
     "lost": "disconnected",
@@ -33,7 +33,7 @@ _COUNT_OF = {
 }
 """Dict from outcome of a task to the name of the round's count that includes the task."""
 
-_NOT_MEASURED = dict.fromkeys((*_FIGURES, *OF_PEERS, "selected", "valid", "slow", "disconnected"))
+_EMPTY_ROUND = dict.fromkeys((*_METRICS, *OF_PEERS, "selected", "valid", "slow", "disconnected"))
 """Dict from column of rounds to None, its value if the record of the round lacks the field."""
 
 
@@ -45,7 +45,7 @@ def check_staleness(evidence: Evidence) -> Iterator[str]:
     """
     events = evidence.events
     starts = events[events["kind"] == "task-start"].drop_duplicates("task")
-    round_of = starts.set_index("task")["round"].to_dict()
+    round_of_task = starts.set_index("task")["round"].to_dict()
     aggregates = evidence.data_of("aggregate").join(events["round"])
     aggregates = aggregates[["tasks", "staleness", "round"]]
     for row, tasks, staleness, number in zip(
@@ -58,15 +58,15 @@ def check_staleness(evidence: Evidence) -> Iterator[str]:
         if number == NOTHING:
             continue
         stated = staleness or [0] * len(tasks)
-        due = [_age(number, round_of.get(task, NOTHING)) for task in tasks]
-        if stated != due:
+        expected = [_staleness(number, round_of_task.get(task, NOTHING)) for task in tasks]
+        if stated != expected:
             yield (
-                f"record {row} (aggregate): the updates are {due} rounds old, the record says "
+                f"record {row} (aggregate): the updates are {expected} rounds old, the record says "
                 f"{stated}"
             )
 
 
-def _age(number: int, start_round: int) -> int:
+def _staleness(number: int, start_round: int) -> int:
     """Return the staleness of an update (rounds); 0 if its task belongs to no round.
 
     Args:
@@ -91,8 +91,8 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
     """
     events = evidence.events
     aggregates = evidence.data_of("aggregate")
-    tasks_of = aggregates["tasks"].to_dict()
-    in_rounds = aggregates["rounds"].to_dict()
+    aggregated_tasks = aggregates["tasks"].to_dict()
+    has_rounds = aggregates["has_rounds"].to_dict()
     lost_tasks = evidence.data_of("updates-lost")["tasks"].to_dict()
     idle_rows = set(np.flatnonzero(evidence.is_idle_training).tolist())
     continued = _continued_tasks(evidence)
@@ -122,7 +122,7 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
         elif kind == "updates-lost":
             book.mark_lost(lost_tasks[row])
         elif kind == "aggregate":
-            yield from book.aggregate(tasks_of[row], in_rounds[row], group)
+            yield from book.aggregate(aggregated_tasks[row], has_rounds[row], group)
         elif kind == "round" and not lets_wait:
             yield from book.close_round(time)
 
@@ -130,9 +130,9 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
 def _continued_tasks(evidence: Evidence) -> dict[int, int]:
     """Return a dict from the row that begins a continuation to the ID of the continued task."""
     starts = evidence.events[evidence.events["kind"] == "task-start"]
-    before = starts.groupby("device")["task"].shift()
-    before = before[evidence.is_continuation[starts.index]].dropna().astype(np.int64)
-    return {int(start): int(task) for start, task in zip(before.index, before, strict=True)}
+    previous = starts.groupby("device")["task"].shift()
+    previous = previous[evidence.is_continuation[starts.index]].dropna().astype(np.int64)
+    return dict(zip(previous.index.tolist(), previous.tolist(), strict=True))
 
 
 class _UpdateBook:
@@ -143,14 +143,14 @@ class _UpdateBook:
     """
 
     def __init__(self) -> None:
-        self._idle = set[int]()
-        self._trained = set[int]()
-        self._ended = set[int]()
-        self._counted = set[int]()
-        # task whose update must still be aggregated -> time at which it ended (s), and its group
+        self._idle = set[int]()  # tasks without any finished epoch
+        self._trained = set[int]()  # tasks that trained in a round
+        self._ended = set[int]()  # tasks whose update may be aggregated
+        self._aggregated = set[int]()
+        # dict from task whose update must still be aggregated to its end (s) and group
         self._owed: dict[int, tuple[float, int]] = {}
-        self._all_due = True
-        self._group = NOTHING
+        self._has_rounds = True  # whether the last aggregation was of a strategy with rounds
+        self._group = NOTHING  # group of the last aggregation
 
     def train(self, task: int, is_idle: bool, number: int) -> None:
         """Note from the run's records that a training, a step of a task, has ended.
@@ -183,7 +183,7 @@ class _UpdateBook:
         if task in self._idle:
             return
         self._ended.add(task)
-        self._counted.discard(task)
+        self._aggregated.discard(task)
         if task in self._trained:
             self._owed[task] = time, group
 
@@ -193,18 +193,18 @@ class _UpdateBook:
             self._ended.discard(task)
             self._owed.pop(task, None)
 
-    def aggregate(self, tasks: Iterable[int], in_rounds: bool, group: int) -> Iterator[str]:
+    def aggregate(self, tasks: Iterable[int], has_rounds: bool, group: int) -> Iterator[str]:
         """Note an aggregation, and yield a finding for each task that must not be in it.
 
         Args:
             tasks: IDs of the aggregated tasks.
-            in_rounds: whether the strategy has rounds, so that no update may wait.
+            has_rounds: whether the strategy has rounds, so that no update may wait.
             group: the aggregation's group, or ``NOTHING``.
         """
-        self._all_due = in_rounds
+        self._has_rounds = has_rounds
         self._group = group
         for task in tasks:
-            if task in self._counted:
+            if task in self._aggregated:
                 yield f"task {task} is aggregated twice"
             elif task not in self._ended:
                 yield (
@@ -212,17 +212,18 @@ class _UpdateBook:
                     "something trained, by then"
                 )
             self._owed.pop(task, None)
-            self._counted.add(task)
+            self._aggregated.add(task)
 
     def close_round(self, time: float) -> Iterator[str]:
-        """End a round; yield a finding for each update that is due by now, but not aggregated.
+        """End a round; yield a finding for each update that should be aggregated, but is not.
 
         Args:
             time: end of the round (s).
         """
-        for task, (since, group) in [*self._owed.items()]:
-            is_due = self._all_due or (since < time and self._group in (NOTHING, group))
-            if is_due:
+        for task, (ended_at, group) in [*self._owed.items()]:
+            # without rounds, aggregations leave out other groups and updates of their own instant
+            is_earlier = ended_at < time
+            if self._has_rounds or (is_earlier and self._group in (NOTHING, group)):
                 del self._owed[task]
                 yield f"task {task} was done in time, but no aggregation counts it"
 
@@ -237,34 +238,34 @@ def check_round_counts(evidence: Evidence) -> Iterator[str]:
     summary = evidence.run.summary
     recorded = evidence.data_of("round")["data"].to_dict()
     table = evidence.run.table(files.ROUNDS)
-    agree = len(recorded) == len(table) == summary["rounds"]
-    rows = iter(table.to_pylist())
+    counts_agree = len(recorded) == len(table) == summary["rounds"]
+    table_rows = iter(table.to_pylist())
     # a task that trained nothing counts as slow, even if it was carried out to its end
-    idle = latest(evidence.is_idle_training, events["task"]) >= 0
-    slow = idle & (events["outcome"] == "done").to_numpy()
+    is_idle = last_marked_rows(evidence.is_idle_training, events["task"]) >= 0
+    counts_as_slow = is_idle & (events["outcome"] == "done").to_numpy()
     ends = (events["kind"] == "task-end") & (events["round"] != NOTHING)
     relevant = ends | (events["kind"] == "round") | evidence.is_continuation
-    records = events.assign(outcome=np.where(slow, "late", events["outcome"]))[relevant]
-    ended: dict[int, Counter[str]] = defaultdict(Counter)
+    records = events.assign(outcome=np.where(counts_as_slow, "late", events["outcome"]))[relevant]
+    tallies: dict[int, Counter[str]] = defaultdict(Counter)  # counts of tasks by round
     columns = ["time", "kind", "task", "round", "outcome"]
     for row, time, kind, task, number, outcome in records[columns].itertuples():
         name = plain_value(number)
         if kind == "task-end":
-            ended[number]["selected"] += 1
-            ended[number][_COUNT_OF.get(outcome, outcome)] += 1
+            tallies[number]["selected"] += 1
+            tallies[number][_COUNT_OF_OUTCOME.get(outcome, outcome)] += 1
         elif kind == "task-start":
             # Only tasks that continue an earlier task get here. The earlier one was counted at its
             # end; this is taken back, as both together count once, at the end of the later one.
-            if number not in ended:
+            if number not in tallies:
                 yield f"task {task} goes on with one of round {name}, of which none has ended"
-            ended[number].subtract(("selected", "valid"))
+            tallies[number].subtract(("selected", "valid"))
         else:
             data = recorded[row]
-            yield from _check_counts(name, data, ended.pop(number, Counter()))
-            cells: Mapping[str, object] = next(rows, {})
-            if agree:
+            yield from _check_counts(name, data, tallies.pop(number, Counter()))
+            cells: Mapping[str, object] = next(table_rows, {})
+            if counts_agree:
                 yield from _check_cells(name, cells, {"round": name, "time": time, **data})
-    if not agree:
+    if not counts_agree:
         yield (
             f"there are {len(recorded)} recorded rounds, {len(table)} in the table, "
             f"{summary['rounds']} in the summary"
@@ -301,7 +302,7 @@ def _check_cells(
         cells: row of the table.
         data: fields of the round's record.
     """
-    for key, value in {**_NOT_MEASURED, **data}.items():
+    for key, value in {**_EMPTY_ROUND, **data}.items():
         cell = cells.get(key, "missing")
         if cell != value:
             yield (

@@ -7,7 +7,7 @@ from functools import cached_property
 from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, read
+from fedsim.lab.audit.frames import NOTHING, read_quantity
 from fedsim.lab.audit.layout import (
     Tensors,
     coded_bytes,
@@ -22,7 +22,7 @@ from fedsim.lab.audit.strategies import PEERS
 
 _ROUNDING = 1e-9
 _NUMBER_BYTES = 4
-_PLAIN = {"kind": "plain", "dtype": "float32"}
+_PLAIN_CODEC = {"kind": "plain", "dtype": "float32"}
 _ONE_MODEL = (
     "model",
     "update",
@@ -53,10 +53,10 @@ _LISTS = ("size-report", "loss", "probe-loss", "control", "class-counts", "subsp
 _TO_ALL_GROUPS = ("ifca", "ifca-mig", "hypcluster")
 """Strategies whose clients receive the models of all groups."""
 
-_REDUCED = {"heterofl": "width", "hetlora": "rank", "flora": "adapters"}
+_REDUCTION_OF_STRATEGY = {"heterofl": "width", "hetlora": "rank", "flora": "adapters"}
 """Dict from strategy with smaller models on some devices to the quantity that it reduces."""
 
-_STATES = {"Adam": 2, "AdamW": 2}
+_STATE_VALUES = {"Adam": 2, "AdamW": 2}
 """Dict from torch optimiser to the count of values in its state per model parameter.
 
 The state also has one step count per tensor.
@@ -72,20 +72,20 @@ def check_message_sizes(evidence: Evidence) -> Iterator[str]:
     """
     strategy = evidence.run.scenario["strategy"]["kind"]
     if ":" in strategy or strategy == "flower":
-        return  # user code and Flower apps choose the purposes of their messages
+        return
     sizes = MessageSizes(evidence)
     transfers = evidence.transfers
-    # Peer messages are the strategy's only if it is one of ``PEERS`` and they have a round. All others
-    # are from processes.
+    # Messages between devices are the strategy's if it is one of ``PEERS`` and they have a round.
+    # All others are from processes.
     of_strategy = transfers["direction"] != "peer"
     if strategy in PEERS:
         of_strategy |= transfers["round"] != NOTHING
     keys = ["direction", "payloads"]
-    if sizes.cut is not None:
+    if sizes.reduction is not None:
         keys += ["device", "round"]
     distinct = transfers[of_strategy].drop_duplicates(keys)
     lists = evidence.payloads.lists
-    for row, direction, code, device, number in zip(
+    for row, direction, code, device, round_number in zip(
         distinct.index.tolist(),
         distinct["direction"].tolist(),
         distinct["payloads"].tolist(),
@@ -94,7 +94,7 @@ def check_message_sizes(evidence: Evidence) -> Iterator[str]:
         strict=True,
     ):
         for purpose, size in lists[code]:
-            problem = sizes.problem(direction, purpose, size, device, number)
+            problem = sizes.find_problem(direction, purpose, size, device, round_number)
             if problem is not None:
                 yield f"transfer {row}: {size!r} bytes of {purpose!r} went {direction}; {problem}"
 
@@ -102,12 +102,12 @@ def check_message_sizes(evidence: Evidence) -> Iterator[str]:
 class MessageSizes:
     """Sizes (bytes) that a run's messages may have, by the scenario and the saved models.
 
-    A message has a part for each purpose, such as ``update``; ``problem`` checks the size of a
-    part.
+    A message has a part for each purpose, such as ``update``; ``find_problem`` checks the size of
+    a part.
 
     Attributes:
-        cut: kind of reduction of models on some devices (``width``, ``rank`` or ``adapters``); None
-            if all devices have the whole model.
+        reduction: kind of reduction of models on some devices (``width``, ``rank`` or
+            ``adapters``); None if all devices have the whole model.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -117,7 +117,7 @@ class MessageSizes:
         self._strategy: TomlTable = scenario["strategy"]
         self._codecs = scenario.get("messages", {})
         self._streams = Streams(scenario["seed"])
-        self.cut = _REDUCED.get(self._strategy["kind"])
+        self.reduction = _REDUCTION_OF_STRATEGY.get(self._strategy["kind"])
 
     @cached_property
     def _scenario_tensors(self) -> tuple[Tensors, Tensors] | None:
@@ -144,7 +144,7 @@ class MessageSizes:
             return count_parameters(self._trained_tensors)
         model = self._scenario.get("model", {})
         if model.get("kind") == "size":
-            size: float = read(Bytes, model["bytes"])
+            size: float = read_quantity(Bytes, model["bytes"])
             return round(size / _NUMBER_BYTES)
         return None
 
@@ -155,8 +155,8 @@ class MessageSizes:
             return self._parameter_count
         return count_sent_parameters(self._scenario, self._trained_tensors)
 
-    def problem(
-        self, direction: str, purpose: str, size: float, device: int, number: int
+    def find_problem(
+        self, direction: str, purpose: str, size: float, device: int, round_number: int
     ) -> str | None:
         """Return the reason why a part of a message cannot have a given size; None if it can.
 
@@ -165,7 +165,7 @@ class MessageSizes:
             purpose: purpose of the part, such as ``update``.
             size: size of the part (bytes).
             device: ID of the device that sends or receives the message.
-            number: index of the message's round.
+            round_number: index of the message's round.
         """
         if purpose in _NUMBERS:
             count = _NUMBERS[purpose]
@@ -179,31 +179,31 @@ class MessageSizes:
         if purpose == "optimiser":
             return self._check_state(size)
         if purpose in _ONE_MODEL or purpose in _SEVERAL_MODELS:
-            return self._check_models(direction, purpose, size, device, number)
+            return self._check_models(direction, purpose, size, device, round_number)
         return None
 
     def _check_base(self, size: float) -> str | None:
         """Return the reason why the model's frozen tensors cannot have ``size`` bytes, or None."""
         if self._scenario_tensors is None:
             return None
-        due = _NUMBER_BYTES * count_parameters(self._scenario_tensors[1])
-        return _compare_sizes(size, due, "the size of the frozen tensors is")
+        expected = _NUMBER_BYTES * count_parameters(self._scenario_tensors[1])
+        return _compare_sizes(size, expected, "the size of the frozen tensors is")
 
     def _check_state(self, size: float) -> str | None:
         """Return the reason why an optimiser's state cannot have ``size`` bytes, or None."""
         training = self._scenario.get("training", {})
         optimizer = training.get("optimizer", training.get("optimiser", ""))
-        values_per_parameter = _STATES.get(optimizer)
+        values_per_parameter = _STATE_VALUES.get(optimizer)
         if values_per_parameter is None or self._trained_tensors is None:
             return None
-        due = _NUMBER_BYTES * (
+        expected = _NUMBER_BYTES * (
             values_per_parameter * count_parameters(self._trained_tensors)
             + len(self._trained_tensors)
         )
-        return _compare_sizes(size, due, f"the size of {optimizer}'s state is")
+        return _compare_sizes(size, expected, f"the size of {optimizer}'s state is")
 
     def _check_models(
-        self, direction: str, purpose: str, size: float, device: int, number: int
+        self, direction: str, purpose: str, size: float, device: int, round_number: int
     ) -> str | None:
         """Return the reason why a message part with models cannot have a size; None if it can.
 
@@ -212,31 +212,33 @@ class MessageSizes:
             purpose: purpose of the part, which determines how many models it has.
             size: size of the part (bytes).
             device: ID of the device, which may have a reduced model.
-            number: index of the round.
+            round_number: index of the round.
         """
         section = "down" if direction == "down" else "up"
-        codec = self._codecs.get(section, _PLAIN)
+        codec = self._codecs.get(section, _PLAIN_CODEC)
         if self._parameter_count is None or ":" in codec["kind"]:
             return None
-        counts = self._parameter_counts(purpose, device, number)
+        counts = self._parameter_counts(purpose, device, round_number)
         if counts is None:
             return None
-        if purpose == "model" and self.cut == "adapters":
+        if purpose == "model" and self.reduction == "adapters":
             return self._check_adapters(size)
-        units = set[float]()
+        model_sizes = set[float]()
         for count in counts:
-            unit = coded_bytes(codec, count, self._parameter_count)
-            if unit is not None:
-                units.add(unit)
-        times = self._model_count(purpose)
-        if not units or any(_is_multiple(size, unit, times) for unit in units):
+            model_bytes = coded_bytes(codec, count, self._parameter_count)
+            if model_bytes is not None:
+                model_sizes.add(model_bytes)
+        models = self._model_count(purpose)
+        if not model_sizes:
             return None
-        due = " or ".join(f"{unit:g}" for unit in sorted(units))
-        if times is None:
-            return f"the codec {codec['kind']!r} makes some times {due} of it"
-        if times == 1:
-            return f"the codec {codec['kind']!r} makes {due} of it"
-        return f"the codec {codec['kind']!r} makes {times} times {due} of it"
+        if any(_is_multiple(size, model_bytes, models) for model_bytes in model_sizes):
+            return None
+        expected = " or ".join(f"{model_bytes:g}" for model_bytes in sorted(model_sizes))
+        if models is None:
+            return f"the codec {codec['kind']!r} makes some times {expected} of it"
+        if models == 1:
+            return f"the codec {codec['kind']!r} makes {expected} of it"
+        return f"the codec {codec['kind']!r} makes {models} times {expected} of it"
 
     def _model_count(self, purpose: str) -> int | None:
         """Return the count of models in a message of a purpose; None if any count is allowed."""
@@ -246,37 +248,36 @@ class MessageSizes:
             return groups
         return 1 if purpose in _ONE_MODEL else None
 
-    def _parameter_counts(self, purpose: str, device: int, number: int) -> list[int] | None:
+    def _parameter_counts(self, purpose: str, device: int, round_number: int) -> list[int] | None:
         """Return the counts of parameters that a model in a message may have.
 
         Args:
             purpose: purpose of the message part.
             device: ID of the device, which may have a reduced model.
-            number: index of the round.
+            round_number: index of the round.
 
         Returns:
             The counts; None if the folder does not determine them.
         """
         if purpose == "loss-query":
-            return [
-                count for count in (self._parameter_count, self._sent_count) if count is not None
-            ]
-        if self.cut is None:
+            known = (self._parameter_count, self._sent_count)
+            return [count for count in known if count is not None]
+        if self.reduction is None:
             return None if self._sent_count is None else [self._sent_count]
         if self._trained_tensors is None:
             return None
         counts = []
-        for size in self._reduced_sizes(device, number):
-            if self.cut == "adapters":
+        for size in self._reduced_sizes(device, round_number):
+            if self.reduction == "adapters":
                 count: int | None = count_adapter_parameters(self._trained_tensors, size)
             else:
-                count = count_reduced_parameters(self._trained_tensors, self.cut, size)
+                count = count_reduced_parameters(self._trained_tensors, self.reduction, size)
             if count is None:
                 return None
             counts.append(count)
         return counts
 
-    def _reduced_sizes(self, device: int, number: int) -> list[float]:
+    def _reduced_sizes(self, device: int, round_number: int) -> list[float]:
         """Return the reduced model sizes that a device may have in a round.
 
         Sizes are shares of the width, or ranks. If the strategy has a list of sizes, only the one
@@ -287,7 +288,7 @@ class MessageSizes:
             return [*sizes.values()]
         if self._strategy["redraw"]:
             options = sorted(set(sizes))
-            generator = self._streams.generator("strategy/size", device, number)
+            generator = self._streams.generator("strategy/size", device, round_number)
         else:
             options = sizes
             generator = self._streams.generator("strategy/size", device)
@@ -303,23 +304,24 @@ class MessageSizes:
         sizes = self._strategy["sizes"]
         ranks = sizes.values() if isinstance(sizes, dict) else sizes
         counts = [count_adapter_parameters(self._trained_tensors, rank) for rank in ranks]
+        # a part has adapters of several clients, of any of the ranks
         unit = _NUMBER_BYTES * math.gcd(*counts)
-        whole = _NUMBER_BYTES * self._parameter_count
-        if size == whole or (size <= whole and size % unit == 0):
+        model_bytes = _NUMBER_BYTES * self._parameter_count
+        if size == model_bytes or (size <= model_bytes and size % unit == 0):
             return None
-        return f"the model has {whole}, and adapters multiples of {unit}"
+        return f"the model has {model_bytes}, and adapters multiples of {unit}"
 
 
-def _compare_sizes(size: float, due: int, subject: str) -> str | None:
-    return None if size == due else f"{subject} {due}"
+def _compare_sizes(size: float, expected: int, subject: str) -> str | None:
+    return None if size == expected else f"{subject} {expected}"
 
 
-def _is_multiple(size: float, unit: float, times: int | None) -> bool:
-    """Whether a size equals ``times * unit``, up to rounding.
+def _is_multiple(size: float, unit: float, factor: int | None) -> bool:
+    """Whether a size equals ``factor * unit``, up to rounding.
 
-    If ``times`` is None, any whole multiple of the unit will do, the unit itself included.
+    If ``factor`` is None, any whole multiple of the unit will do, the unit itself included.
     """
-    models = size / unit if unit else math.nan
-    if times is None:
-        times = max(1, round(models))
-    return math.isclose(models, times, rel_tol=_ROUNDING)
+    ratio = size / unit if unit else math.nan
+    if factor is None:
+        factor = max(1, round(ratio))
+    return math.isclose(ratio, factor, rel_tol=_ROUNDING)

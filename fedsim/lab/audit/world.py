@@ -19,7 +19,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import TICK_S
 from fedsim.lab.audit.drawn import redraw
 from fedsim.lab.audit.evidence import OWN_COLUMNS, Evidence, TomlTable
-from fedsim.lab.audit.frames import read, report_differences
+from fedsim.lab.audit.frames import read_quantity, report_differences
 from fedsim.world.meters.energy import DAY_S, SETTING, TABLE
 
 _LINKS = {
@@ -64,7 +64,7 @@ def check_drawn_devices(evidence: Evidence) -> Iterator[str]:
     population = scenario["population"]
     columns = {"speed": _draw_speeds(scenario)}
     if population.get("samples", {}).get("kind") in ("uniform", "long-tail"):
-        sizes = read(Sizes, population["samples"])
+        sizes = read_quantity(Sizes, population["samples"])
         generator = Streams(scenario["seed"]).generator("world/samples")
         columns["samples"] = sizes.draw(population["devices"], generator).astype(np.float64)
     if "capacity" not in population and "device" not in population:
@@ -120,8 +120,8 @@ def _values_by_kind(scenario: TomlTable, values: TomlTable) -> Floats:
             names = section["values"]
         case _:
             return np.full(count, np.nan)
-    rest = values.get("default", math.nan)
-    return np.array([values.get(name, rest) for name in names], dtype=np.float64)
+    default = values.get("default", math.nan)
+    return np.array([values.get(name, default) for name in names], dtype=np.float64)
 
 
 def _draw_speeds(scenario: TomlTable) -> Floats:
@@ -132,9 +132,9 @@ def _draw_speeds(scenario: TomlTable) -> Floats:
     if stragglers is not None:
         count = population["devices"]
         order = Streams(scenario["seed"]).generator("world/stragglers").permutation(count)
-        slow = order[: round(stragglers["share"] * count)]
+        slow_devices = order[: round(stragglers["share"] * count)]
         factor = redraw(scenario, stragglers["factor"], "world/stragglers/factor", float)
-        speed *= np.where(np.isin(np.arange(count), slow), factor, 1.0)
+        speed *= np.where(np.isin(np.arange(count), slow_devices), factor, 1.0)
     return speed
 
 
@@ -145,7 +145,8 @@ def _draw_links(scenario: TomlTable) -> dict[str, Floats]:
         Dict from column of ``devices.parquet`` to values; float64 [devices].
     """
     network = scenario["network"]
-    # the latency in the table then includes the way on to the server, which is not drawn here
+    # With edge servers or regions, the table's latency includes the way beyond the device's own
+    # link, which is not drawn here.
     adds_latency = "edge" in network or network["kind"] == "regions"
     columns = {}
     for name, (key, purpose, unit) in _LINKS.items():
@@ -166,11 +167,11 @@ def check_energy_settings(evidence: Evidence) -> Iterator[str]:
     section = scenario.get("energy")
     if section is None or not evidence.run.has(TABLE):
         return
-    setting = evidence.document(SETTING)
+    settings = evidence.document(SETTING)
     overhead = math.nan if evidence.has_own_protocol else evidence.overhead
-    for key, value in _energy_setting(section, evidence.cells, overhead).items():
-        if not _is_json_close(setting[key], value):
-            yield f"{key} is {setting[key]!r} in {SETTING}, the scenario says {value!r}"
+    for key, value in _expected_settings(section, evidence.cells, overhead).items():
+        if not _is_json_close(settings[key], value):
+            yield f"{key} is {settings[key]!r} in {SETTING}, the scenario says {value!r}"
     columns = {**_draw_batteries(scenario), **_draw_powers(scenario, overhead)}
     yield from _check_columns(evidence.frame(TABLE, tuple(columns)), columns, "energy: ")
 
@@ -185,6 +186,7 @@ def _draw_batteries(scenario: TomlTable) -> dict[str, Floats]:
     columns = {}
     for name, (key, unit) in _BATTERY.items():
         columns[name] = redraw(scenario, battery.get(key), f"world/battery/{key}", unit)
+    # the scenario gives the initial energy as a share of the capacity, which may be infinite
     share = columns["initial_j"]
     columns["initial_j"] = share * np.where(share > 0, columns["capacity_j"], 0.0)
     return columns
@@ -208,11 +210,11 @@ def _draw_powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
     }
     has_preset = "preset" in section or "device" in scenario["population"]
     columns = {}
-    for name, (key, unit, zero) in _POWERS.items():
-        usual = None
-        if zero is not None and not has_preset:
-            usual = {"kind": "constant", "value": zero}
-        values = redraw(scenario, section.get(key, usual), f"world/energy/{key}", unit)
+    for name, (key, unit, default) in _POWERS.items():
+        default_section = None
+        if default is not None and not has_preset:
+            default_section = {"kind": "constant", "value": default}
+        values = redraw(scenario, section.get(key, default_section), f"world/energy/{key}", unit)
         columns[name] = values * factors.get(name, 1.0)
     return columns
 
@@ -222,19 +224,21 @@ def _check_columns(table: pd.DataFrame, drawn: Mapping[str, Floats], prefix: str
 
     Args:
         table: a table of devices.
-        drawn: dict from column to due values, NaN if any value is right; float64 [devices].
+        drawn: dict from column to expected values, NaN if any value is right; float64 [devices].
         prefix: text before each finding.
     """
-    text = prefix + "{name} of device {row} is {stated!r}; by the scenario and its seed {due!r}"
+    text = (
+        prefix + "{name} of device {row} is {stated!r}; by the scenario and its seed {expected!r}"
+    )
     for name, values in drawn.items():
-        due = values
+        expected = values
         if len(table) == len(values):
-            due = np.where(np.isnan(values), table[name], values)
+            expected = np.where(np.isnan(values), table[name], values)
         slack = TICK_S if name in ("latency", "tail_s") else 0.0
-        yield from report_differences(text, table, {name: due}, atol=slack, equal_nan=True)
+        yield from report_differences(text, table, {name: expected}, atol=slack, equal_nan=True)
 
 
-def _energy_setting(section: TomlTable, cells: int, overhead: float) -> dict[str, object]:
+def _expected_settings(section: TomlTable, cells: int, overhead: float) -> dict[str, object]:
     """Return the entries of ``energy.json`` that the scenario's ``[energy]`` section gives.
 
     Zones are left out if any of them is from a user's file.
@@ -244,7 +248,7 @@ def _energy_setting(section: TomlTable, cells: int, overhead: float) -> dict[str
         cells: count of the network's cells.
         overhead: bytes on the wire per byte of payload.
     """
-    setting = {
+    settings = {
         "idle_while": section.get("idle_while", "working"),
         "batteries": "battery" in section,
         "server": _server_energy(section.get("server") or {}, 1, overhead),
@@ -252,20 +256,20 @@ def _energy_setting(section: TomlTable, cells: int, overhead: float) -> dict[str
     }
     zones = section.get("carbon", {"zones": []})["zones"]
     if any("file" in zone for zone in zones):
-        return setting
-    starts = read(units.Seconds, section["starts"])
-    setting["zones"] = []
+        return settings
+    starts = read_quantity(units.Seconds, section["starts"])
+    settings["zones"] = []
     for number, zone in enumerate(zones):
-        hours = read(list[units.GramsPerJoule], zone["intensity"])
-        ahead = read(units.Seconds, zone["ahead"])
-        setting["zones"].append(
+        hours = read_quantity(list[units.GramsPerJoule], zone["intensity"])
+        ahead = read_quantity(units.Seconds, zone["ahead"])
+        settings["zones"].append(
             {
                 "name": zone["name"] or f"zone {number}",
-                "hours": hours * (24 // len(hours)),
+                "hours": hours * (24 // len(hours)),  # a shorter list repeats
                 "offset_s": (starts + ahead) % DAY_S,
             }
         )
-    return setting
+    return settings
 
 
 def _server_energy(section: TomlTable, count: int, overhead: float) -> dict[str, float]:
@@ -280,21 +284,21 @@ def _server_energy(section: TomlTable, count: int, overhead: float) -> dict[str,
         Dict with ``idle_w`` (W), ``update_j`` (J per aggregated update) and ``j_byte`` (J per byte
         of payload).
     """
-    idle = read(units.Watts, section.get("idle") or "0 W")
-    update = read(units.Joules, section.get("update") or "0 J")
-    byte = read(units.JoulesPerByte, section.get("byte") or "0 J/B")
+    idle = read_quantity(units.Watts, section.get("idle") or "0 W")
+    update = read_quantity(units.Joules, section.get("update") or "0 J")
+    byte = read_quantity(units.JoulesPerByte, section.get("byte") or "0 J/B")
     return {"idle_w": count * idle, "update_j": update, "j_byte": byte * overhead}
 
 
-def _is_json_close(stated: object, due: object) -> bool:
-    """Whether two JSON values are equal up to rounding; NaN in ``due`` equals any number."""
-    if isinstance(stated, dict) and isinstance(due, dict):
-        if stated.keys() != due.keys():
+def _is_json_close(stated: object, expected: object) -> bool:
+    """Whether two JSON values are equal up to rounding; NaN in ``expected`` equals any number."""
+    if isinstance(stated, dict) and isinstance(expected, dict):
+        if stated.keys() != expected.keys():
             return False
-        return all(_is_json_close(stated[key], due[key]) for key in stated)
-    if isinstance(stated, list) and isinstance(due, list):
-        return len(stated) == len(due) and all(map(_is_json_close, stated, due))
-    if isinstance(stated, float) or isinstance(due, float):
-        stated_number, due_number = cast("tuple[float, float]", (stated, due))
-        return math.isnan(due_number) or math.isclose(stated_number, due_number, rel_tol=1e-9)
-    return bool(stated == due)
+        return all(_is_json_close(stated[key], expected[key]) for key in stated)
+    if isinstance(stated, list) and isinstance(expected, list):
+        return len(stated) == len(expected) and all(map(_is_json_close, stated, expected))
+    if isinstance(stated, float) or isinstance(expected, float):
+        number, expected_number = cast("tuple[float, float]", (stated, expected))
+        return math.isnan(expected_number) or math.isclose(number, expected_number, rel_tol=1e-9)
+    return bool(stated == expected)
