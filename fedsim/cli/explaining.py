@@ -91,7 +91,7 @@ def compare_command(
     """Compare RUNS (run folders, folders of studies): who is best, by how much, and how surely."""
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.measures import read_goal
-    from fedsim.lab.compare.show import as_text, compare_published, print_short, print_to
+    from fedsim.lab.compare.show import as_text, compare_published, print_short, print_tables
     from fedsim.lab.compare.table import Comparison
     from fedsim.lab.terminal import Console
 
@@ -125,7 +125,7 @@ def compare_command(
         if form is not None:
             say(*as_text(all_tables(), form).removesuffix("\n").split("\n"))
         elif comparison is None or whole:
-            print_to(Console(), all_tables())
+            print_tables(Console(), all_tables())
         else:
             print_short(Console(), comparison)
             say("All figures: --all, --markdown and --csv print them.")
@@ -186,7 +186,7 @@ def why_command(run: Path, number: int | None) -> VerbOutcome:
         run_in_words,
         totals_table,
     )
-    from fedsim.lab.compare.show import print_to
+    from fedsim.lab.compare.show import print_tables
     from fedsim.lab.terminal import Console
     from fedsim.records.reading import RunFolder
 
@@ -202,7 +202,7 @@ def why_command(run: Path, number: int | None) -> VerbOutcome:
 
     def print_text() -> None:
         say(*sentences)
-        print_to(Console(), [table])
+        print_tables(Console(), [table])
 
     def make_result() -> "VerbResult":
         from fedsim.cli.results.why import RoundResult, WhyResult
@@ -237,7 +237,7 @@ def whatif_command(
     from fedsim.lab.compare.critical_path import CriticalPaths
     from fedsim.lab.compare.critical_words import totals_table
     from fedsim.lab.compare.lines import read_lines
-    from fedsim.lab.compare.show import print_short, print_to
+    from fedsim.lab.compare.show import print_short, print_tables
     from fedsim.lab.compare.table import Comparison
     from fedsim.lab.loading import run as run_scenario
     from fedsim.lab.terminal import Console
@@ -269,7 +269,7 @@ def whatif_command(
     def print_text() -> None:
         say(f"what if {', '.join(changes)}:")
         print_short(Console(), comparison)
-        print_to(Console(), [totals_table(paths)])
+        print_tables(Console(), [totals_table(paths)])
         say(f"written to {changed}; both timelines are in {page}")
 
     def make_result() -> "WhatifResult":

@@ -340,7 +340,7 @@ def _print_results(conductor: "Conductor") -> None:
     """
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.published import CLAIMS
-    from fedsim.lab.compare.show import compare_published, print_short, print_to
+    from fedsim.lab.compare.show import compare_published, print_short, print_tables
     from fedsim.lab.compare.table import Comparison
     from fedsim.lab.reading.study_folder import PUBLISHED
     from fedsim.lab.terminal import Console
@@ -348,12 +348,12 @@ def _print_results(conductor: "Conductor") -> None:
     out = conductor.out
     trials = conductor.trials
     if trials is not None:
-        print_to(Console(), [trials.table(most=5)])
+        print_tables(Console(), [trials.table(most=5)])
         say(*trials.lines_of_text(), f"written to {out}")
     elif conductor.study.spec.published is not None:
         tables = compare_published(out, out / PUBLISHED)
         claims = [table for table in tables if table.title == CLAIMS]
-        print_to(Console(), claims or tables)
+        print_tables(Console(), claims or tables)
         say(f"written to {out}: compare.md and published.md have all figures")
     else:
         print_short(Console(), Comparison(read_lines([out]).begun()))
@@ -396,7 +396,7 @@ def bench_command(
     name of a line of the board, or 'all' for all lines of the board.
     """
     from fedsim.lab import bench
-    from fedsim.lab.compare.show import print_to
+    from fedsim.lab.compare.show import print_tables
     from fedsim.lab.study.variant import safe_name
     from fedsim.lab.terminal import Console
 
@@ -411,7 +411,7 @@ def bench_command(
         bench.keep(lines, keep, tables)
 
     def print_text() -> None:
-        print_to(Console(), [bench.table_of(lines, board)])
+        print_tables(Console(), [bench.table_of(lines, board)])
         if changed:
             say(
                 f"these are not the board's worlds, so places mean nothing: {'; '.join(changed)} "

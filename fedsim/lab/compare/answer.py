@@ -20,8 +20,8 @@ from fedsim.lab.compare.ranking import RankedLine, Ranking
 from fedsim.lab.reading.targets import Target
 
 TARGETED = ("time", "bytes", "energy", "money")
-_STEP = 0.05  # step between default targets (accuracy)
-_USUAL_GOAL = "time"
+_TARGET_STEP = 0.05  # step between default targets (accuracy)
+_DEFAULT_GOAL = "time"
 
 LineFigures = Sequence[Sequence[Values]]
 """All figures of each run of each line."""
@@ -66,18 +66,19 @@ class WorldAnswer:
         words = []
         if self.unranked:
             words.append(f"{self.where}No run has a figure to rank by {self.unranked}.")
-        first = self.rankings[0].sentences if self.rankings else []
-        if first:
-            words.append(f"{self.where}{self.target_prefix(self.rankings[0])}{' '.join(first)}")
+        sentences = self.rankings[0].sentences if self.rankings else []
+        if sentences:
+            prefix = self.where + self.target_prefix(self.rankings[0])
+            words.append(prefix + " ".join(sentences))
             if self.bill[1:]:
-                words.append(self._bill_in_words())
+                words.append(self._costs_in_words())
         words += [ranking.in_short for ranking in self.rankings[1:] if ranking.in_short]
         if self.missed:
             words.append(self.where + self.missing)
         words += map(self._unreached_in_words, self.unreached)
         return words
 
-    def _bill_in_words(self) -> str:
+    def _costs_in_words(self) -> str:
         costs = []
         for measure, mean in self.bill[1:]:
             cost = f"{measure.words.verb} {measure.show(mean)}"
@@ -91,14 +92,15 @@ class WorldAnswer:
             return f"{self.where}No line reaches {target:g}."
         highest = ""
         for ranking in self.rankings:
-            ends = [line for line in ranking.entries if line.values]
-            if ranking.measure is FINAL and ends:
-                name = clean(ends[0].name)
-                highest = f"; {name} ends with the highest, {ends[0].mean.mean:.3f}"
+            measured_lines = [line for line in ranking.entries if line.values]
+            if ranking.measure is FINAL and measured_lines:
+                best = measured_lines[0]
+                highest = f"; {clean(best.name)} ends with the highest, {best.mean.mean:.3f}"
         return f"{self.where}No line reaches an accuracy of {target:g}{highest}."
 
     @property
     def where(self) -> str:
+        """Beginning of a sentence that names the world, such as "share 0.3: "; may be empty."""
         return f"{self.world}: " if self.world else ""
 
     def target_prefix(self, ranking: Ranking) -> str:
@@ -155,10 +157,12 @@ def answers(
     keys = varying_keys(lines, list(chain.from_iterable(worlds)))
     for line_indices in worlds:
         world = "" if len(worlds) == 1 else clean(name_world(lines, line_indices, keys))
-        yield _answer(lines, figures, targets, line_indices, world=world, is_requested=is_requested)
+        yield _answer_for_world(
+            lines, figures, targets, line_indices, world=world, is_requested=is_requested
+        )
 
 
-def _answer(
+def _answer_for_world(
     lines: Lines,
     figures: LineFigures,
     targets: Sequence[Target],
@@ -168,17 +172,17 @@ def _answer(
     is_requested: bool,
 ) -> WorldAnswer:
     """Rank the lines of one world by the goal, by each cost up to the target, and by accuracy."""
-    common = lines.of_common_seeds(figures)
-    target = _target(lines, common, line_indices, targets)
+    common_figures = lines.of_common_seeds(figures)
+    target = _find_hardest_target(lines, common_figures, line_indices, targets)
     cells = cells_of(lines, line_indices)
     names = name_cells(cells)
     goal = goal_of(lines.goal, target)
-    selection = dict.fromkeys([goal, *(goal_of(name, target) for name in TARGETED), FINAL])
+    measures = dict.fromkeys([goal, *(goal_of(name, target) for name in TARGETED), FINAL])
     rankings = []
-    for measure in selection:
+    for measure in measures:
         if measure is not None:
             decides = measure is goal and lines.seeds_follow_goal and not is_requested
-            rankings.append(_ranking(lines, figures, names, measure, decides_seeds=decides))
+            rankings.append(_rank_lines(lines, figures, names, measure, decides_seeds=decides))
     with_figures = []
     for ranking in rankings:
         if any(line.values for line in ranking.entries):
@@ -186,40 +190,42 @@ def _answer(
     unranked = ""
     is_ranked = any(ranking.measure == goal for ranking in with_figures)
     lacks_target = target is None and bool(targets)
-    if lines.goal != _USUAL_GOAL and not is_ranked and not lacks_target:
+    if lines.goal != _DEFAULT_GOAL and not is_ranked and not lacks_target:
         # the user has named a goal of which no line has a figure, though there is a target
         unranked = lines.goal
     unreached = []
     if is_requested or target is None:
-        ranked = _ranked(lines, line_indices)
-        unreached = [target for target in targets if not _is_reached(common, ranked, target, any)]
+        ranked = _without_references(lines, line_indices)
+        for candidate in targets:
+            if not _is_reached(common_figures, ranked, candidate, any):
+                unreached.append(candidate)
     return WorldAnswer(
         world,
         target,
         tuple(with_figures),
-        missed=tuple(_missed(rankings)),
+        missed=tuple(_list_missed(rankings)),
         cells=cells,
-        bill=tuple(_bill(rankings[0], figures, target)),
+        bill=tuple(_list_costs(rankings[0], figures, target)),
         unreached=tuple(unreached),
         unranked=unranked,
     )
 
 
-def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
+def _list_missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
     """Yield the variants that missed the target in one of their runs, without references.
 
     Yields:
         Name of the variant, count of its runs that reached the target, and count of all its runs.
     """
-    for ranking in rankings:
-        if ranking.measure.target is not None:
-            for line in ranking.entries:
-                if not line.is_complete and not line.reference:
-                    yield clean(line.name), len(line.values), line.run_count
-            return
+    to_target = [ranking for ranking in rankings if ranking.measure.target is not None]
+    # all these rankings have the same target, so one is enough
+    for ranking in to_target[:1]:
+        for line in ranking.entries:
+            if not line.is_complete and not line.reference:
+                yield clean(line.name), len(line.values), line.run_count
 
 
-def _bill(
+def _list_costs(
     goal: Ranking, figures: LineFigures, target: Target | None
 ) -> Iterator[tuple[Measure, float]]:
     """Yield each cost of the variant that is best by the goal, as its mean over the variant's runs.
@@ -244,7 +250,7 @@ def _bill(
             yield measure, math.fsum(numbers) / len(numbers)
 
 
-def _ranking(
+def _rank_lines(
     lines: Lines,
     figures: LineFigures,
     names: Mapping[int, str],
@@ -278,18 +284,18 @@ def _ranking(
     leader = None
     if rule is not None and decides_seeds:
         compared = {line.line_index: line.values for line in entries if not line.reference}
-        own_names = {line_index: names[line_index] for line_index in compared}
-        decision = decide_line(rule, measure, own_names, lines.lines, compared)
+        compared_names = {line_index: names[line_index] for line_index in compared}
+        decision = decide_line(rule, measure, compared_names, lines.lines, compared)
         contenders = decision.outcome.contenders
         leader = decision.outcome.leader
         if decision.outcome.status == "none":
             decision = None
 
     def rank(line: RankedLine) -> tuple[float, ...]:
-        missing = 1 - len(line.values) / line.run_count
+        missing_share = 1 - len(line.values) / line.run_count
         figure = sign * line.mean.mean if line.values else math.inf
-        is_out = line.line_index not in contenders
-        return missing, is_out, line.line_index != leader, figure
+        is_dropped = line.line_index not in contenders
+        return missing_share, is_dropped, line.line_index != leader, figure
 
     entries.sort(key=rank)
     best = next((line.line_index for line in entries if not line.reference), None)
@@ -299,7 +305,7 @@ def _ranking(
     return Ranking(measure, tuple(entries), baseline, decision, is_even=rule is None)
 
 
-def _target(
+def _find_hardest_target(
     lines: Lines, figures: LineFigures, line_indices: Sequence[int], targets: Sequence[Target]
 ) -> Target | None:
     """Return the hardest target that any variant reached in all its runs, to compare costs at it.
@@ -312,7 +318,7 @@ def _target(
         line_indices: indices of the lines of a world; reference lines do not count.
         targets: the targets, the easiest first.
     """
-    ranked = _ranked(lines, line_indices)
+    ranked = _without_references(lines, line_indices)
     for quantifier in (all, any):
         for target in reversed(targets):
             if _is_reached(figures, ranked, target, quantifier):
@@ -320,7 +326,7 @@ def _target(
     return None
 
 
-def _ranked(lines: Lines, line_indices: Sequence[int]) -> list[int]:
+def _without_references(lines: Lines, line_indices: Sequence[int]) -> list[int]:
     return [line_index for line_index in line_indices if not lines.lines[line_index].reference]
 
 
@@ -357,12 +363,13 @@ def usual_target(lines: Lines, figures: LineFigures) -> Target | None:
         lines: the lines (variants or runs) of the comparison.
         figures: values of all measures, such as time and accuracy, of each line's runs.
     """
-    lows = []
+    lowest_accuracies = []
     for line, run_figures in zip(lines.lines, figures, strict=True):
         if line.runs and not line.reference:
-            lows.append(min(values[BEST.name] or 0.0 for values in run_figures))
-    if not lows:
+            lowest_accuracies.append(min(values[BEST.name] or 0.0 for values in run_figures))
+    if not lowest_accuracies:
         return None
-    lows.sort()
-    steps = math.floor(lows[len(lows) // 2] / _STEP + 1e-9)
-    return Target(round(steps * _STEP, 2)) if steps else None
+    lowest_accuracies.sort()
+    # at least half of the lines reach the upper median; 1e-9 allows for rounding errors
+    steps = math.floor(lowest_accuracies[len(lowest_accuracies) // 2] / _TARGET_STEP + 1e-9)
+    return Target(round(steps * _TARGET_STEP, 2)) if steps else None

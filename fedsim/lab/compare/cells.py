@@ -10,7 +10,7 @@ from fedsim.lab.compare.lines import Lines, format_value, short_key
 ANY = "any"  # value shown for a key whose values all give the same runs
 VARIANT = "variant"
 PLACES = ("size", "part")
-_CHOSEN = (
+_NOT_OF_WORLD = (
     "name",
     "seed",
     "strategy",
@@ -35,25 +35,26 @@ def worlds_of(lines: Lines) -> list[list[int]]:
     Returns:
         Indices of the lines of each world, ascending.
     """
-    points: dict[tuple[object, ...], list[int]] = {}
+    line_indices_by_point: dict[tuple[object, ...], list[int]] = {}
     for line_index, line in enumerate(lines.lines):
         if line.runs:
             point: tuple[object, ...] = () if lines.are_runs else (line.study, line.point)
-            points.setdefault(point, []).append(line_index)
-    if len(points) == 1:
-        return [*points.values()]
+            line_indices_by_point.setdefault(point, []).append(line_index)
+    if len(line_indices_by_point) == 1:
+        return [*line_indices_by_point.values()]
     worlds: dict[tuple[object, ...], list[int]] = {}
-    for point, line_indices in points.items():
+    for point, line_indices in line_indices_by_point.items():
         compared = [lines.lines[line_index] for line_index in line_indices]
         ranked = [line for line in compared if not line.reference]
         world = frozenset(_describe_world(line.runs[0].scenario) for line in ranked or compared)
-        worlds.setdefault((point[0], world), []).extend(line_indices)
+        study = point[0]
+        worlds.setdefault((study, world), []).extend(line_indices)
     return [sorted(line_indices) for line_indices in worlds.values()]
 
 
 def _describe_world(scenario: Mapping[str, object]) -> str:
     """Return the parts of a scenario that define devices, network and data, as JSON text."""
-    world = {name: section for name, section in scenario.items() if name not in _CHOSEN}
+    world = {name: section for name, section in scenario.items() if name not in _NOT_OF_WORLD}
     return json.dumps(world, sort_keys=True, default=str)
 
 
@@ -72,9 +73,9 @@ def name_world(lines: Lines, line_indices: Sequence[int], keys: Sequence[str]) -
     parts = []
     if len(studies) > 1 and line.study:
         parts.append(line.study)
-    within = varying_keys(lines, line_indices)
+    keys_within_world = varying_keys(lines, line_indices)
     for key, value in dict(line.point).items():
-        if key in keys and key not in within:
+        if key in keys and key not in keys_within_world:
             parts.append(f"{key.rpartition('.')[2]} {format_value(value)}")
     return ", ".join(parts)
 
@@ -110,20 +111,20 @@ def cells_of(lines: Lines, line_indices: Sequence[int]) -> dict[int, dict[str, s
         Dict from index of a line to a dict from key (``variant`` or short key of the grid) to
         value.
     """
-    by_runs: dict[tuple[object, ...], list[int]] = {}
+    line_indices_by_runs: dict[tuple[object, ...], list[int]] = {}
     for line_index in line_indices:
         folders = tuple(run.path for run in lines.lines[line_index].runs)
-        by_runs.setdefault(folders, []).append(line_index)
+        line_indices_by_runs.setdefault(folders, []).append(line_index)
     keys = varying_keys(lines, line_indices)
     cells = {}
-    for identical in by_runs.values():
-        line = lines.lines[identical[0]]
-        free = varying_keys(lines, identical)
-        point = {key: format_value(value) for key, value in line.point if key not in free}
+    for same_runs in line_indices_by_runs.values():
+        line = lines.lines[same_runs[0]]
+        free_keys = varying_keys(lines, same_runs)
+        point = {key: format_value(value) for key, value in line.point if key not in free_keys}
         cell = {VARIANT: line.name}
         for key in keys:
             cell[short_key(key, keys)] = point.get(key, ANY)
-        cells[identical[0]] = cell
+        cells[same_runs[0]] = cell
     return cells
 
 

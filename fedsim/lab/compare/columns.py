@@ -81,14 +81,16 @@ class ComparedColumn:
         means = self._means()
         if self.best is None or len(set(means.values())) < 2:
             return set()
-        top = max(means.values()) if self.best == "most" else min(means.values())
-        best = {row for row, mean in means.items() if mean == top}
-        rest = [mean for row, mean in means.items() if row not in best]
-        for row in best:
+        best_mean = max(means.values()) if self.best == "most" else min(means.values())
+        best_rows = {row for row, mean in means.items() if mean == best_mean}
+        other_means = [mean for row, mean in means.items() if row not in best_rows]
+        for row in best_rows:
             cell = self.cells[row]
-            if isinstance(cell, Estimate) and any(cell.low <= mean <= cell.high for mean in rest):
+            if isinstance(cell, Estimate) and any(
+                cell.low <= mean <= cell.high for mean in other_means
+            ):
                 return set()
-        return best
+        return best_rows
 
     def _means(self) -> dict[int, float]:
         """Return a dict from row index to the number in the cell, or to the mean of an estimate."""

@@ -24,10 +24,8 @@ from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_rows
 
 K = TypeVar("K")
-_KINDS = (
-    *("task-start", "step-start", "step-end", "task-end", "edge-transfer", "message"),
-    *("round-start", "aggregate", "round", "run-end"),
-)
+_EVENTS_OF_WORK = ("task-start", "step-start", "step-end", "task-end", "edge-transfer", "message")
+_EVENTS_OF_RUN = ("round-start", "aggregate", "round", "run-end")
 _COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
 _LINK = ("link_down", "link_up", "latency")
 WAIT = "wait"
@@ -88,11 +86,8 @@ class PathStep:
 
 
 @dataclass
-class _WaitedFor:
-    """Task with its steps, or message with its one step, for which a round may have waited.
-
-    ``CriticalPaths`` looks for them at the end of each round, to trace why the round took its time.
-    """
+class _AwaitedWork:
+    """Task with its steps, or message with its one step, for which a round may have waited."""
 
     start: float
     device: int | None
@@ -110,7 +105,7 @@ class _WaitedFor:
         first.
 
         Args:
-            now: simulated time at which the works ended or were still going on (s).
+            now: simulated time at which the work ended or was still going on (s).
         """
         if self.end == now and self.outcome not in ("late", "stopped"):
             is_lost = self.outcome != "done"
@@ -157,7 +152,7 @@ class RoundPath:
     def device(self) -> int | None:
         """ID of the device for which the round waited longest; None if it waited for no device."""
         times = [(step.device, step.seconds) for step in self.steps if step.device is not None]
-        return next(iter(_sum(times)), None)
+        return next(iter(_sum_by_key(times)), None)
 
     @property
     def totals(self) -> dict[str, float]:
@@ -169,7 +164,7 @@ class RoundPath:
         for step in self.steps:
             times.append((step.category, step.seconds - step.shared))
         times += [(SHARED, step.shared) for step in self.steps]
-        return _sum(times)
+        return _sum_by_key(times)
 
 
 class _FinishedRound(NamedTuple):
@@ -177,7 +172,7 @@ class _FinishedRound(NamedTuple):
 
     number: int
     end: float
-    used: set[int]
+    used_tasks: set[int]
 
 
 class _PathRecords:
@@ -188,22 +183,22 @@ class _PathRecords:
 
     Attributes:
         end: simulated time of the last record (s).
-        ends: tasks and messages by the time at which they ended (s).
-        of_round: tasks by the index of their round.
-        begun: fields of the record of a round's begin, by index of the round.
-        finished: the rounds that ended, in order.
+        ended_at: tasks and messages by the time at which they ended (s).
+        tasks_of_round: tasks by the index of their round.
+        round_starts: fields of the record of a round's begin, by index of the round.
+        finished_rounds: the rounds that ended, in order.
     """
 
     def __init__(self, run: RunFolder) -> None:
         self.end: float = 0.0
-        self.ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
-        self.of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
-        self.begun: dict[int, RecordData] = {}
-        self.finished: list[_FinishedRound] = []
+        self.ended_at: defaultdict[float, list[_AwaitedWork]] = defaultdict(list)
+        self.tasks_of_round: defaultdict[int, list[_AwaitedWork]] = defaultdict(list)
+        self.round_starts: dict[int, RecordData] = {}
+        self.finished_rounds: list[_FinishedRound] = []
         self._has_hosts = bool(run.scenario.get("population", {}).get("host"))
-        self._tasks: dict[int, _WaitedFor] = {}
-        used: set[int] = set()
-        events = run.events_of(_KINDS, _COLUMNS)
+        self._tasks: dict[int, _AwaitedWork] = {}
+        used_tasks: set[int] = set()
+        events = run.events_of((*_EVENTS_OF_WORK, *_EVENTS_OF_RUN), _COLUMNS)
         for time, kind, device, number, task, step, outcome, data in events:
             self.end = max(self.end, time)
             match kind:
@@ -219,18 +214,18 @@ class _PathRecords:
                 case "edge-transfer" | "message":
                     self._add_transfer(time, kind, number, outcome, parse_json(data))
                 case "round-start":
-                    self.begun[number] = parse_json(data)
+                    self.round_starts[number] = parse_json(data)
                 case "aggregate":
-                    used.update(parse_json(data)["tasks"])
+                    used_tasks.update(parse_json(data)["tasks"])
                 case "round":
-                    self.finished.append(_FinishedRound(number, time, used))
-                    used = set()
+                    self.finished_rounds.append(_FinishedRound(number, time, used_tasks))
+                    used_tasks = set()
 
     def _start_task(self, time: float, device: int, task: int, number: int | None) -> None:
-        work = _WaitedFor(time, device, task, number)
+        work = _AwaitedWork(time, device, task, number)
         self._tasks[task] = work
         if number is not None:
-            self.of_round[number].append(work)
+            self.tasks_of_round[number].append(work)
 
     def _start_step(self, time: float, device: int | None, task: int, step: str) -> None:
         steps = self._tasks[task].steps
@@ -239,19 +234,19 @@ class _PathRecords:
         steps.append(PathStep(step, time, math.inf, device, task, at_host=at_host))
 
     def _add_transfer(
-        self, time: float, kind: str, number: int | None, outcome: str, facts: RecordData
+        self, time: float, kind: str, number: int | None, outcome: str, fields: RecordData
     ) -> None:
-        start = facts["start"]
-        label = _label(kind, facts)
+        start = fields["start"]
+        label = _name_transfer(kind, fields)
         transfer = PathStep(kind, start, time, outcome=outcome, label=label)
-        work = _WaitedFor(start, device=None, task=None, round=number, steps=[transfer])
+        work = _AwaitedWork(start, device=None, task=None, round=number, steps=[transfer])
         self._finish(work, time, outcome)
 
-    def _finish(self, work: _WaitedFor, time: float, outcome: str) -> None:
+    def _finish(self, work: _AwaitedWork, time: float, outcome: str) -> None:
         work.end = time
         work.outcome = outcome
         if work.start < time:
-            self.ends[time].append(work)
+            self.ended_at[time].append(work)
 
 
 class CriticalPaths:
@@ -284,7 +279,7 @@ class CriticalPaths:
     def rounds(self) -> list[RoundPath]:
         paths = []
         start = 0.0
-        for finished in self._records.finished:
+        for finished in self._records.finished_rounds:
             paths.append(self._round(start, finished))
             start = finished.end
         return paths
@@ -319,7 +314,7 @@ class CriticalPaths:
             times += path.totals.items()
         last = self.rounds[-1].end if self.rounds else 0.0
         times.append((AFTER, self.end - last))
-        return _sum(times)
+        return _sum_by_key(times)
 
     def _round(self, start: float, finished: _FinishedRound) -> RoundPath:
         """Return a round with its critical path, and with what its last clients cost.
@@ -328,11 +323,11 @@ class CriticalPaths:
             start: simulated time of the round's start (s).
             finished: number, end and aggregated tasks of the round.
         """
-        number, end, used = finished
-        facts = self._records.begun.get(number, {})
+        number, end, used_tasks = finished
+        start_fields = self._records.round_starts.get(number, {})
         tasks = []
         late = []
-        for task in self._records.of_round[number]:
+        for task in self._records.tasks_of_round[number]:
             if task.end > start and task.start < end:
                 tasks.append(task)
                 if task.device is not None and task.outcome == "late" and task.end == end:
@@ -341,50 +336,55 @@ class CriticalPaths:
             number,
             start,
             end,
-            steps=tuple(reversed([*self._trace(start, number, end, used)])),
-            selected=facts.get("selected", 0),
+            steps=tuple(reversed([*self._trace(start, number, end, used_tasks)])),
+            selected=start_fields.get("selected", 0),
             late=tuple(late),
-            by_deadline=bool(late) and (facts.get("deadline") or math.inf) <= end,
+            by_deadline=bool(late) and (start_fields.get("deadline") or math.inf) <= end,
             half_done_s=end,
         )
-        if not facts or not tasks:
+        if not start_fields or not tasks:
             return path
         ends = sorted(min(task.end, end) for task in tasks)
         last_end = ends[-1]
         last_start = max(task.start for task in tasks if task.end >= last_end)
-        earlier = [time for time in ends if time < last_end]
+        earlier_ends = [time for time in ends if time < last_end]
+        # without its last clients, the round would have ended with the others, but not before these
+        # clients had begun
+        end_of_others = max([last_start, start, *earlier_ends])
         return replace(
             path,
-            # the round would have ended so much earlier without its last clients
-            saved_s=last_end - max([last_start, start, *earlier]),
+            saved_s=last_end - end_of_others,
             clients_at_end=ends.count(last_end),
             half_done_s=ends[(len(ends) - 1) // 2],
         )
 
-    def _trace(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
+    def _trace(
+        self, start: float, number: int, end: float, used_tasks: set[int]
+    ) -> Iterator[PathStep]:
         """Yield the steps for which a round waited, from its end back to its start, without gaps.
 
         Args:
             start: simulated time of the round's start (s).
             number: index of the round.
             end: simulated time of its end (s).
-            used: IDs of the tasks whose updates the round aggregated.
+            used_tasks: IDs of the tasks whose updates the round aggregated.
         """
         now = end  # moves back from the round's end to its start
         while now > start:
-            work = self._find_awaited(now, number, end, used)
+            work = self._find_awaited(now, number, end, used_tasks)
             if work is None:
-                before = self._last_awaited(now, start, number, end, used)
-                yield PathStep(WAIT, before, now)
-                now = before
+                previous_end = self._last_awaited(now, start, number, end, used_tasks)
+                yield PathStep(WAIT, previous_end, now)
+                now = previous_end
                 continue
             for step in reversed(work.steps):
                 if step.start < now and start < now:
-                    yield self._cut(step, max(step.start, start), now)
-                    now = max(step.start, start)
+                    step_start = max(step.start, start)
+                    yield self._cut(step, step_start, now)
+                    now = step_start
 
     def _last_awaited(
-        self, now: float, start: float, number: int, end: float, used: set[int]
+        self, now: float, start: float, number: int, end: float, used_tasks: set[int]
     ) -> float:
         """Return the last time before ``now`` at which something ended for which a round waited.
 
@@ -393,18 +393,18 @@ class CriticalPaths:
             start: simulated time of the round's start (s), which is the result if nothing ended.
             number: index of the round.
             end: simulated time of the round's end (s).
-            used: IDs of the tasks whose updates the round aggregated.
+            used_tasks: IDs of the tasks whose updates the round aggregated.
         """
         for time in reversed(self._times[: bisect_left(self._times, now)]):
             if time <= start:
                 break
-            if self._find_awaited(time, number, end, used) is not None:
+            if self._find_awaited(time, number, end, used_tasks) is not None:
                 return time
         return start
 
     def _find_awaited(
-        self, now: float, number: int, end: float, used: set[int]
-    ) -> _WaitedFor | None:
+        self, now: float, number: int, end: float, used_tasks: set[int]
+    ) -> _AwaitedWork | None:
         """Return the task or message for which a round waited up to a given time; None if none.
 
         It ended at this time and belongs to the round. At the round's end, a task of the round that
@@ -414,19 +414,21 @@ class CriticalPaths:
             now: the simulated time (s).
             number: index of the round.
             end: simulated time of the round's end (s).
-            used: IDs of the tasks whose updates the round aggregated, whatever their round.
+            used_tasks: IDs of the tasks whose updates the round aggregated, whatever their round.
         """
-        ended = self._records.ends.get(now, ())
-        work = [task for task in ended if task.round == number or task.task in used]
-        if not work:
+        ended = self._records.ended_at.get(now, ())
+        work = [task for task in ended if task.round == number or task.task in used_tasks]
+        if not work:  # tasks of an asynchronous strategy have no round
             work = [task for task in ended if task.round is None and task.task is not None]
         if not work and now == end:
-            work = [task for task in self._records.of_round[number] if task.start < now < task.end]
+            work = [
+                task for task in self._records.tasks_of_round[number] if task.start < now < task.end
+            ]
         return min(work, key=lambda task: task.rank(now), default=None)
 
     @cached_property
     def _times(self) -> list[float]:
-        return sorted(self._records.ends)
+        return sorted(self._records.ended_at)
 
     def _cut(self, step: PathStep, start: float, end: float) -> PathStep:
         """Return the part of a step between two simulated times (s).
@@ -441,10 +443,11 @@ class CriticalPaths:
         latency = link.get("latency")
         if not rate or latency is None or not step.data:
             return part
-        facts = parse_json(step.data)
-        alone = latency + facts.get("wire_bytes", facts["delivered"]) / rate
-        shared = max(0.0, step.seconds - alone) * (part.seconds / step.seconds)
-        return replace(part, shared=min(part.seconds, math.floor(shared / TICK_S) * TICK_S))
+        end_fields = parse_json(step.data)
+        alone_s = latency + end_fields.get("wire_bytes", end_fields["delivered"]) / rate
+        shared_s = max(0.0, step.seconds - alone_s) * (part.seconds / step.seconds)
+        # in whole ticks, so that a rounding error is no shared time
+        return replace(part, shared=min(part.seconds, math.floor(shared_s / TICK_S) * TICK_S))
 
     @cached_property
     def _links(self) -> dict[int | None, dict[str, Any]]:
@@ -452,14 +455,14 @@ class CriticalPaths:
         return {row["device"]: row for row in as_rows(table)}
 
 
-def _label(kind: str, facts: Mapping[str, object]) -> str:
+def _name_transfer(kind: str, fields: Mapping[str, object]) -> str:
     if kind == "message":
-        return f"{facts['source']} to {facts['destination']}"
-    preposition = "from" if facts["direction"] == "down" else "to"
-    return f"edge {facts['edge']} {preposition} the server"
+        return f"{fields['source']} to {fields['destination']}"
+    preposition = "from" if fields["direction"] == "down" else "to"
+    return f"edge {fields['edge']} {preposition} the server"
 
 
-def _sum(times: Iterable[tuple[K, float]]) -> dict[K, float]:
+def _sum_by_key(times: Iterable[tuple[K, float]]) -> dict[K, float]:
     """Return the sum of seconds for each key, the greatest first; sums of 0 are left out.
 
     Args:

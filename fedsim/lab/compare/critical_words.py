@@ -37,19 +37,20 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
         f"{show_seconds(median(path.seconds for path in rounds))} in the "
         f"median, {show_seconds(longest.seconds)} the longest ({paths.word} {longest.number})."
     ]
-    selecting = [path for path in rounds if path.selected]
-    if selecting:
-        seconds = sum(path.seconds for path in selecting)
-        half = sum(path.half_done_s - path.start for path in selecting) / (seconds or 1.0)
+    selecting_rounds = [path for path in rounds if path.selected]
+    if selecting_rounds:
+        seconds = sum(path.seconds for path in selecting_rounds)
+        half_done_s = sum(path.half_done_s - path.start for path in selecting_rounds)
+        half_done_share = half_done_s / (seconds or 1.0)
+        saved_s = sum(path.saved_s for path in rounds)
         words.append(
-            f"Half of a round's clients were done after {show_share(half)} of it; the clients that "
-            "ended last held the rounds up for "
-            f"{show_seconds(sum(path.saved_s for path in rounds))} in all."
+            f"Half of a round's clients were done after {show_share(half_done_share)} of it; the "
+            f"clients that ended last held the rounds up for {show_seconds(saved_s)} in all."
         )
-    by_deadline = sum(path.by_deadline for path in rounds)
-    if by_deadline:
+    deadline_count = sum(path.by_deadline for path in rounds)
+    if deadline_count:
         rounds_in_all = count_rounds(len(rounds), paths.word)
-        words.append(f"The deadline ended {by_deadline:,} of {rounds_in_all}.")
+        words.append(f"The deadline ended {deadline_count:,} of {rounds_in_all}.")
     counts = Counter(path.device for path in rounds if path.device is not None)
     devices = []
     for device, count in counts.most_common(_MOST_DEVICES):
@@ -74,17 +75,15 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
         f"from {show_seconds(path.start)} to {show_seconds(path.end)} of {paths.clock}."
     ]
     late = len(path.late)
+    verb = "was" if late == 1 else "were"
+    count = f"{late} of {counted(path.selected, 'client')}"
     if path.by_deadline:
         noun = "devices" if late > 1 else "device"
         devices = f"{noun} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
         if late > _MOST_DEVICES:
             devices += " and others"
-        verb = "was" if late == 1 else "were"
-        count = f"{late} of {counted(path.selected, 'client')}"
         words.append(f"Its deadline ended it: {count} {verb} late ({devices}).")
     elif late:
-        verb = "was" if late == 1 else "were"
-        count = f"{late} of {counted(path.selected, 'client')}"
         words.append(f"Enough others had answered: {count} {verb} cut off.")
     if path.steps:
         words += _longest_in_words(path)
@@ -130,11 +129,11 @@ def _longest_in_words(path: RoundPath) -> list[str]:
     twice the rate in that step.
     """
     step = max(path.steps, key=lambda step: step.seconds)
-    cause = step.label or "the server, its timers, or devices to come"
+    awaited = step.label or "the server, its timers, or devices to come"
     if step.device is not None:
-        cause = f"device {step.device} ({step.step})"
+        awaited = f"device {step.device} ({step.step})"
     words = [
-        f"It waited longest for {cause}: {show_seconds(step.seconds)}, "
+        f"It waited longest for {awaited}: {show_seconds(step.seconds)}, "
         f"{show_share(step.seconds / path.seconds)}."
     ]
     if path.saved_s > 0:
@@ -149,7 +148,9 @@ def _longest_in_words(path: RoundPath) -> list[str]:
     is_idle = step.step in (WAIT, step_names.QUEUE)
     if path.saved_s > 0 and path.clients_at_end == 1 and not is_idle and step.outcome == "done":
         gain = min(step.seconds / 2, path.saved_s)
-        limit = "; then another client is the last" if gain == path.saved_s else ""
+        limit = ""
+        if gain == path.saved_s:
+            limit = "; then another client is the last"
         words.append(f"With twice the rate there, {show_seconds(gain)} sooner{limit}.")
     return words
 
@@ -184,6 +185,7 @@ def path_table(path: RoundPath) -> ComparedTable:
 
 
 def _path_row(path: RoundPath, step: PathStep) -> dict[str, Cell]:
+    """Return the table row of a step of a round's critical path."""
     name = step.step
     if step.outcome != "done":
         name += f" ({step.outcome})"

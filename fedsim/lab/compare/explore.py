@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +10,7 @@ from fedsim.common.harmless import clean
 from fedsim.common.units import show_share
 from fedsim.lab.compare.answer import WorldAnswer
 from fedsim.lab.compare.cells import ANY, PLACES, VARIANT
-from fedsim.lab.compare.columns import ComparedTable
+from fedsim.lab.compare.columns import ComparedColumn, ComparedTable
 from fedsim.lab.compare.ranking import RankedLine, Ranking
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ class HeatMap:
         The share is linear in the value, or in its logarithm for a cost. It sets a cell's shade.
         """
         figures = self.figures.to_numpy().ravel().tolist()
-        figures = [figure for figure in figures if math.isfinite(figure)]
-        worst = min(figures)
-        best = max(figures)
+        finite_figures = [figure for figure in figures if math.isfinite(figure)]
+        worst = min(finite_figures)
+        best = max(finite_figures)
         if self.goal.measure.is_cost:
             worst, best = best, worst
-            if best > 0:
+            if best > 0:  # so that all costs have a logarithm
                 value = math.log(value)
                 worst = math.log(worst)
                 best = math.log(best)
@@ -73,8 +73,10 @@ class HeatMap:
         key = self.figures.columns.name
         texts = texts.rename(columns=lambda value: f"{key} {clean(str(value))}")
         texts = texts.rename(index=lambda value: clean(str(value))).reset_index()
-        rows = [{str(head): str(text) for head, text in row.items()} for _, row in texts.iterrows()]
-        return replace(ComparedTable.of([str(head) for head in texts], rows), title=self.title)
+        columns = []
+        for head, cells in texts.items():
+            columns.append(ComparedColumn(str(head), tuple(map(str, cells))))
+        return ComparedTable(tuple(columns), title=self.title)
 
 
 class CostPoint(NamedTuple):
@@ -123,8 +125,8 @@ class ParetoFront:
 
         The closest to the front is first.
         """
-        near = [point for point in self.points if 1 < point.factor <= _NEAR]
-        return sorted(near, key=lambda point: point.factor)[:_RUNNERS_UP]
+        close_points = [point for point in self.points if 1 < point.factor <= _NEAR]
+        return sorted(close_points, key=lambda point: point.factor)[:_RUNNERS_UP]
 
     @property
     def names(self) -> tuple[str, str]:
@@ -163,17 +165,19 @@ def heat_map(answer: WorldAnswer) -> HeatMap | None:
     Returns:
         The table; None if fewer than two keys vary, or the comparison has no ranking.
     """
-    frame, keys = _frame(answer)
+    frame, keys = _figures_by_cell(answer)
     if len(keys) < 2 or not answer.rankings:
         return None
     goal = answer.rankings[0]
     is_cost = goal.measure.is_cost
-    down, along = sorted(keys, key=lambda key: (key != VARIANT, -frame[key].nunique()))[:2]
-    filled = frame.fillna({_FIGURE: math.inf if is_cost else -math.inf})
-    cells = filled.groupby([down, along], sort=False)[_FIGURE]
+    # the variant first, then the keys with the most values
+    row_key, column_key = sorted(keys, key=lambda key: (key != VARIANT, -frame[key].nunique()))[:2]
+    # a missed target is worse than any figure
+    comparable = frame.fillna({_FIGURE: math.inf if is_cost else -math.inf})
+    cells = comparable.groupby([row_key, column_key], sort=False)[_FIGURE]
     best = cells.min() if is_cost else cells.max()
-    figures = best.unstack(along)
-    figures = figures.reindex(index=frame[down].unique(), columns=frame[along].unique())
+    figures = best.unstack(column_key)
+    figures = figures.reindex(index=frame[row_key].unique(), columns=frame[column_key].unique())
     return HeatMap(goal, figures)
 
 
@@ -190,10 +194,10 @@ def fronts(answer: WorldAnswer) -> list[ParetoFront]:
     for ranking in answer.rankings:
         if ranking.measure.is_cost and len(ranking.ranked) > 2:
             rankings.append(ranking)
-    return [_front(first, second) for first, second in combinations(rankings, 2)]
+    return [_compute_front(first, second) for first, second in combinations(rankings, 2)]
 
 
-def _front(first: Ranking, second: Ranking) -> ParetoFront:
+def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
     """Return the Pareto front of two costs, and how far each further variant is from it.
 
     Args:
@@ -208,18 +212,18 @@ def _front(first: Ranking, second: Ranking) -> ParetoFront:
         second_cost = second_costs[line.line_index]
         front = [point for point in points if point.factor == 1]
         factor = 1.0
-        near = ""
+        closest_name = ""
         # points come in the order of the first cost, so the front's last point has the least second cost
         if front and second_cost >= front[-1].second:
             factor = math.inf
             for point in front:
-                if not (point.first and point.second):
+                if not (point.first and point.second):  # no ratio to a cost of 0
                     continue
                 ratio = max(cost / point.first, second_cost / point.second)
                 if ratio < factor:
                     factor = ratio
-                    near = point.line.name
-        points.append(CostPoint(line, cost, second_cost, factor, near))
+                    closest_name = point.line.name
+        points.append(CostPoint(line, cost, second_cost, factor, closest_name))
     return ParetoFront(first, second, tuple(points))
 
 
@@ -245,18 +249,19 @@ def variance_in_words(answer: WorldAnswer) -> list[str]:
     """
     if not answer.rankings:
         return []
-    frame, varying = _frame(answer)
+    frame, varying = _figures_by_cell(answer)
     rows = frame[(frame[varying] != ANY).all(axis=1)].dropna()
     if len(varying) < 2 or rows.empty:
         return []
-    sizes = rows.groupby(VARIANT)[_FIGURE].transform("size")
-    rows = rows[sizes == rows.groupby(VARIANT).size().max()]
+    # only variants with the most combinations, as references and others may lack some
+    counts = rows.groupby(VARIANT)[_FIGURE].transform("size")
+    rows = rows[counts == counts.max()]
     measure = answer.rankings[0].measure
     shares = _explained_shares(rows, varying, is_cost=measure.is_cost)
     if not shares:
         return []
-    order = sorted(shares, key=lambda key: -shares[key])
-    explained = ", ".join(f"{key} {show_share(shares[key])}" for key in order)
+    keys_by_share = sorted(shares, key=lambda key: -shares[key])
+    explained = ", ".join(f"{key} {show_share(shares[key])}" for key in keys_by_share)
     interplay = max(0.0, 1 - sum(shares.values()))
     return [
         f"Of how {measure.label} varies over the {len(rows)} cells of all combinations, each key "
@@ -270,7 +275,7 @@ def _explained_shares(
     """Return the share of the variance that each key explains; empty if it is not defined.
 
     Args:
-        rows: variant, grid values and mean figure of each combination, as from ``_frame``.
+        rows: variant, grid values and mean figure of each combination.
         varying: keys that may vary.
         is_cost: whether the logarithms of the figures are compared.
     """
@@ -290,7 +295,7 @@ def _explained_shares(
     return shares
 
 
-def _frame(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
+def _figures_by_cell(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
     """Return the goal's mean for each variant and grid point as a DataFrame, and its varying keys.
 
     A row has the variant, the grid values, and the mean ``figure``, which is NaN if a run lacks it.
@@ -302,10 +307,9 @@ def _frame(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
     for ranking in answer.rankings[:1]:
         means = {line.line_index: line.mean.mean for line in ranking.ranked}
         line_indices = sorted(line.line_index for line in ranking.entries if not line.reference)
-    rows = [
-        {**answer.cells[line_index], _FIGURE: means.get(line_index, math.nan)}
-        for line_index in line_indices
-    ]
+    rows = []
+    for line_index in line_indices:
+        rows.append({**answer.cells[line_index], _FIGURE: means.get(line_index, math.nan)})
     frame = pd.DataFrame(rows)
     keys = []
     for key in map(str, frame.columns):

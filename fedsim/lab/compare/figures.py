@@ -24,11 +24,12 @@ Take = Literal[
 
 def _variance_around_line(values: "pd.Series[float]") -> float:
     """Return the variance around a least-squares line, with n - 2 degrees of freedom."""
+    # [1]: the sums of squared residuals
     squares = np.linalg.lstsq(np.vander(range(len(values)), 2), values)[1]
     return float(squares[0] / (len(values) - 2))
 
 
-_OF_VALUES: "dict[str, Callable[[pd.Series[float]], float]]" = {
+_SUMMARIES: "dict[str, Callable[[pd.Series[float]], float]]" = {
     "max": lambda values: values.max(skipna=False),
     "mean": lambda values: values.mean(skipna=False),
     "median": lambda values: values.median(skipna=False),
@@ -135,6 +136,7 @@ class Reading(Spec):
         return math.nan if value is None else value
 
     def _measure(self, run: RunFolder, target: float) -> float | None:
+        """Return the scaled figure; None if the run lacks it or has too few rounds."""
         if self.figure is not None:
             value = measure(run, (), self.ledger)[self.figure]
             return None if value is None else self.scale * float(value)
@@ -143,7 +145,7 @@ class Reading(Spec):
             return self._measure_event(run, values)
         if self.take == "after":
             return values.get(self.rounds - 1)
-        if self.take in _OF_VALUES:
+        if self.take in _SUMMARIES:
             return self._summarise(values)
         if self.target is not None:
             target = self.target
@@ -163,27 +165,28 @@ class Reading(Spec):
         return self.scale * pd.Series(values, dtype=float)
 
     def _measure_event(self, run: RunFolder, values: "pd.Series[float]") -> float:
-        rounds = [number for (number,) in run.events_of((str(self.event),), ("round",))]
+        """Return a count of events, the rounds before one, or the value before the first."""
+        event_rounds = [number for (number,) in run.events_of((str(self.event),), ("round",))]
         if self.take == "before":
-            end = rounds[0] if rounds else len(run.rounds)
-            return float(values[values.index < end].iloc[-1])
+            first_event = event_rounds[0] if event_rounds else len(run.rounds)
+            return float(values[values.index < first_event].iloc[-1])
         if self.take == "count":
-            return float(len(rounds))
-        if self.number > len(rounds):
+            return float(len(event_rounds))
+        if self.number > len(event_rounds):
             return float(len(run.rounds))
-        return float(rounds[self.number - 1])
+        return float(event_rounds[self.number - 1])
 
     def _summarise(self, values: "pd.Series[float]") -> float:
         if self.last is not None:
             values = values.tail(min(self.last, len(values) // 2))
-        summary = float(_OF_VALUES[self.take](values.iloc[: self.first]))
+        summary = float(_SUMMARIES[self.take](values.iloc[: self.first]))
         return self.scale * summary if self.take == "zeros" else summary
 
     def _measure_target(self, run: RunFolder, values: "pd.Series[float]", target: float) -> float:
-        reached = values.index[values >= target]
+        reached_rounds = values.index[values >= target]
         if self.take == "missed":
-            return float(reached.empty)
+            return float(reached_rounds.empty)
         row = run.rounds[-1]
-        if not reached.empty:
-            row = run.rounds[reached[0]]
+        if not reached_rounds.empty:
+            row = run.rounds[reached_rounds[0]]
         return float(row["time"]) if self.take == "time to" else float(row["round"] + 1)

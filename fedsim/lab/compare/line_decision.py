@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from fedsim.common.round_words import counted
@@ -83,16 +84,14 @@ class LineDecision:
         outcome = self.outcome
         if self.status == "tie":
             assert outcome.leader is not None
-            rest = [
-                self.names[line_index]
-                for line_index in outcome.contenders
-                if line_index != outcome.leader
-            ]
-            words.append(f"{some_names(rest)} may be better, by no more than that.")
+            other_contenders = [index for index in outcome.contenders if index != outcome.leader]
+            other_names = [self.names[line_index] for line_index in other_contenders]
+            # "that" is the tolerance, which the sentence on the leader has just stated
+            words.append(f"{some_names(other_names)} may be better, by no more than that.")
         if outcome.status == "open":
-            end = "the budget is spent" if self.rule.is_over else "more seeds decide"
+            continuation = "the budget is spent" if self.rule.is_over else "more seeds decide"
             count = len(outcome.contenders)
-            words.append(f"One of these {count} is the best ({self.error}); {end}.")
+            words.append(f"One of these {count} is the best ({self.error}); {continuation}.")
         if outcome.losses:
             least = min(loss.seeds for loss in outcome.losses)
             most = max(loss.seeds for loss in outcome.losses)
@@ -139,17 +138,16 @@ def decide_line(
     folders: dict[RunFolder, None] = {}
     for line_index in names:
         folders.update(dict.fromkeys(lines[line_index].runs))
-        figures = []
+        comparable_values = []
         for seed in lines[line_index].seeds_in_order:
             value = values[line_index].get(seed)
-            figures.append(None if value is None else _comparable(value, measure))
-        costs[line_index] = figures
-    if measure.is_cost and any(
-        value <= 0 for by_seed in values.values() for value in by_seed.values()
-    ):
+            comparable_values.append(None if value is None else _comparable(value, measure))
+        costs[line_index] = comparable_values
+    all_values = chain.from_iterable(by_seed.values() for by_seed in values.values())
+    if measure.is_cost and min(all_values, default=1.0) <= 0:
         costs = {}  # a cost of 0 has no ratio to others
     comparable_tolerance = math.log1p(tolerance) if measure.is_cost else tolerance
-    most_seeds = max((len(figures) for figures in costs.values()), default=0)
+    most_seeds = max((len(comparable_values) for comparable_values in costs.values()), default=0)
     return LineDecision(
         decide(costs, within=comparable_tolerance, error=rule.error),
         rule=rule,

@@ -127,13 +127,15 @@ class Lines:
             return self
         lines = tuple(self.lines[line_index] for line_index in line_indices)
         has_baseline = any(line.name == self.baseline for line in lines)
-        numbers: dict[int | None, int] = {
-            line_index: number for number, line_index in enumerate(line_indices)
+        new_indices: dict[int | None, int] = {
+            line_index: new_index for new_index, line_index in enumerate(line_indices)
         }
         return replace(
             self,
             lines=lines,
-            baselines=tuple(numbers.get(self.baselines[line_index]) for line_index in line_indices),
+            baselines=tuple(
+                new_indices.get(self.baselines[line_index]) for line_index in line_indices
+            ),
             baseline=self.baseline if has_baseline else "",
             not_begun=tuple(dict.fromkeys(line.name for line in self.lines if not line.is_begun)),
         )
@@ -152,14 +154,14 @@ class Lines:
         """
         if self.until_sure is None:
             return figures
-        of_lines = []
+        common_figures = []
         for line, run_figures in zip(self.lines, figures, strict=True):
-            selection = []
+            figures_of_line = []
             for run, values in zip(line.runs, run_figures, strict=True):
                 if run.summary["seed"] in self.until_sure.first:
-                    selection.append(values)
-            of_lines.append(selection)
-        return of_lines
+                    figures_of_line.append(values)
+            common_figures.append(figures_of_line)
+        return common_figures
 
     def seeds_of(self, line_index: int) -> frozenset[int]:
         """Return the seeds of the finished runs of a line, which is a variant or a single run.
@@ -222,31 +224,31 @@ def read_lines(
     sources = _read_sources(paths, index)
     lines = [line for source in sources for line in source.lines]
     studies = [source.study for source in sources if source.study is not None]
-    name = baseline
-    if name is None:
-        name = _first(study.baseline for study in studies)
-    limits = budget or _first(study.budget for study in studies) or {}
-    usual_goal = "budget" if limits else "time"
-    aim = goal or _first(study.goal for study in studies) or usual_goal
-    if not studies and name is None:
+    chosen_baseline = baseline
+    if baseline is None:
+        chosen_baseline = _first_declared(study.baseline for study in studies)
+    chosen_budget = budget or _first_declared(study.budget for study in studies) or {}
+    default_goal = "budget" if chosen_budget else "time"
+    chosen_goal = goal or _first_declared(study.goal for study in studies) or default_goal
+    if not studies and chosen_baseline is None:
         return Lines(
             tuple(lines),
             targets=(),
-            baselines=(0,) * len(lines),
+            baselines=(0,) * len(lines),  # each run is compared with the first
             baseline=lines[0].name,
             is_first=True,
-            goal=aim,
-            budget=limits,
+            goal=chosen_goal,
+            budget=chosen_budget,
         )
-    _check_baseline(name, baseline, lines)
+    _check_baseline(chosen_baseline, baseline, lines)
     return Lines(
         tuple(lines),
         targets=tuple(dict.fromkeys(target for study in studies for target in study.targets)),
-        baselines=tuple(_find_baseline(line, lines, name) for line in lines),
-        baseline=name or "",
-        goal=aim,
-        budget=limits,
-        until_sure=_first(study.until_sure for study in studies),
+        baselines=tuple(_find_baseline(line, lines, chosen_baseline) for line in lines),
+        baseline=chosen_baseline or "",
+        goal=chosen_goal,
+        budget=chosen_budget,
+        until_sure=_first_declared(study.until_sure for study in studies),
         seeds_follow_goal=goal is None and budget is None and len(paths) == 1,
     )
 
@@ -267,21 +269,21 @@ def _read_sources(paths: Sequence[str | Path], index: StudyIndex | None) -> list
     """
     if index is not None:
         (folder,) = map(Path, paths)
-        return [_FolderLines(_variants(folder, index), index)]
+        return [_FolderLines(_lines_of_study(folder, index), index)]
     folders = [Path(path) for path in paths]
     run_names = iter(names_apart([folder for folder in folders if not is_study(folder)]))
     sources = []
     for folder in folders:
         if is_study(folder):
             study = read_index(folder)
-            sources.append(_FolderLines(_variants(folder, study), study))
+            sources.append(_FolderLines(_lines_of_study(folder, study), study))
         else:
             run = ComparedLine(next(run_names), (RunFolder(folder),))
             sources.append(_FolderLines([run], None))
     return sources
 
 
-def _first(values: Iterable[_Setting | None]) -> _Setting | None:
+def _first_declared(values: Iterable[_Setting | None]) -> _Setting | None:
     """Return the first of ``values`` that is neither None nor empty; None if all are."""
     return next((value for value in values if value), None)
 
@@ -306,7 +308,8 @@ def _check_baseline(name: str | None, baseline: str | None, lines: Sequence[Comp
         )
 
 
-def _variants(path: Path, study: StudyIndex) -> list[ComparedLine]:
+def _lines_of_study(path: Path, study: StudyIndex) -> list[ComparedLine]:
+    """Return a line for each variant of a study at a point of its grid, with its finished runs."""
     lines = []
     for variant in study.variants:
         folders = [path / run.folder for run in variant.runs]

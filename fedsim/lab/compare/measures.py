@@ -192,8 +192,8 @@ TIME = _MEASURES["simulated time"]
 TRAFFIC = _MEASURES["traffic"]
 WASTED_COMPUTE = _MEASURES["wasted compute"]
 WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", "most")
-_OF_WORK = ("assign", "step-start", "step-end", "task-end")
-_TO_TARGET = {
+_WORK_EVENTS = ("assign", "step-start", "step-end", "task-end")
+_UNIT_OF_COST = {  # costs to a target
     "rounds": "",
     "time": "s",
     "traffic": "bytes",
@@ -201,7 +201,7 @@ _TO_TARGET = {
     "carbon": "g",
     "cost": "",
 }
-_ALONE = {
+_GOALS_WITHOUT_TARGET = {
     "battery": _MEASURES["battery"],
     "flat": _MEASURES["flat devices"],
     "accuracy": FINAL,
@@ -209,7 +209,7 @@ _ALONE = {
 }
 """Goals without a target."""
 COST_GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds")
-GOALS = (*COST_GOALS, *_ALONE, *MORE_IS_BETTER)
+GOALS = (*COST_GOALS, *_GOALS_WITHOUT_TARGET, *MORE_IS_BETTER)
 """Goals of a study: the least cost to the target, battery charge or number of flat devices, or
 the best accuracy or metric.
 """
@@ -265,12 +265,15 @@ def read_goal(
         is_number = value.replace(".", "", 1).isdecimal()
         budget[key] = float(value) if is_number else value
     lacks_budget = goal == "budget" and not budget
-    if lacks_budget or (budget and goal not in (None, "budget")):
+    has_other_goal = bool(budget) and goal not in (None, "budget")
+    if lacks_budget or has_other_goal:
         raise ScenarioError(
             f"--goal is {goal!r}; with --budget it is 'budget', and without one another"
         )
+    if budget:
+        goal = "budget"
     try:
-        return "budget" if budget else goal, Budget(**budget).limits or None
+        return goal, Budget(**budget).limits or None
     except ValidationError as error:
         raise ScenarioError(explain(error, budget, "--budget")) from None
 
@@ -287,9 +290,10 @@ def goal_of(goal: str, target: Target | None) -> Measure | None:
     """
     if goal in MORE_IS_BETTER:
         return of_metric("final", goal)
-    if goal in _ALONE or target is None:
-        return _ALONE.get(goal)
-    return cost_of({"bytes": "traffic", "money": "cost"}.get(goal, goal), target)
+    if goal in _GOALS_WITHOUT_TARGET or target is None:
+        return _GOALS_WITHOUT_TARGET.get(goal)
+    cost = {"bytes": "traffic", "money": "cost"}.get(goal, goal)
+    return cost_of(cost, target)
 
 
 def measures(targets: Sequence[Target] = ()) -> list[Measure]:
@@ -298,12 +302,14 @@ def measures(targets: Sequence[Target] = ()) -> list[Measure]:
     Args:
         targets: each target adds six costs until it is reached.
     """
-    first = [measure for measure in _MEASURES.values() if measure.topic in ("accuracy", "cost")]
-    last = [measure for measure in _MEASURES.values() if measure not in first]
-    to_targets = []
+    before_targets = [
+        measure for measure in _MEASURES.values() if measure.topic in ("accuracy", "cost")
+    ]
+    after_targets = [measure for measure in _MEASURES.values() if measure not in before_targets]
+    costs_to_targets = []
     for target in targets:
-        to_targets += [cost_of(cost, target) for cost in _TO_TARGET]
-    return [*first, *to_targets, *last]
+        costs_to_targets += [cost_of(cost, target) for cost in _UNIT_OF_COST]
+    return [*before_targets, *costs_to_targets, *after_targets]
 
 
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
@@ -340,7 +346,7 @@ def cost_of(cost: str, target: Target) -> Measure:
             ``cost``.
         target: the target.
     """
-    return Measure(cost, _TO_TARGET[cost], "to target", "least", target=target)
+    return Measure(cost, _UNIT_OF_COST[cost], "to target", "least", target=target)
 
 
 def measure(
@@ -373,10 +379,12 @@ def measure(
             values |= costs_until(run, target)
         if budget:
             values[WITHIN.name] = within(run.rounds, budget)
-        kept: Collection[str] = values.keys()
+        applicable_names: Collection[str] = values.keys()
         if run.scenario.get("data", {}).get("pooled_from") is not None:
-            kinds = (*measures(targets), *of_metrics([run]))
-            kept = {kind.name for kind in kinds if kind.is_of_pooled_data}
+            all_measures = (*measures(targets), *of_metrics([run]))
+            applicable_names = {
+                candidate.name for candidate in all_measures if candidate.is_of_pooled_data
+            }
     # raised if a summary is valid JSON, but lacks entries or has them in another form
     except (AttributeError, KeyError, TypeError) as error:
         raise RunFolderError(
@@ -384,12 +392,13 @@ def measure(
         ) from None
     for name, value in values.items():
         has_diverged = value is not None and not math.isfinite(value)
-        if has_diverged or name not in kept:
+        if has_diverged or name not in applicable_names:
             values[name] = None
     return values
 
 
 def _compute_figures(run: RunFolder, ledger: LedgerPreset) -> Values:
+    """Return the figures of a run by name, except costs to targets and within a budget."""
     summary = run.summary
     traffic = summary["bytes"]
     energy = summary.get("energy", {})
@@ -409,7 +418,7 @@ def _compute_figures(run: RunFolder, ledger: LedgerPreset) -> Values:
         "cost": summary.get("costs", {}).get("total"),
         "wasted traffic": traffic["wasted"],
         "wasted energy": energy.get("wasted"),
-        "dropped updates": _dropped(run),
+        "dropped updates": _dropped_share(run),
         "Jain's index of selections": jain_index(selections, selectable(run)),
         "mean purity of groups": math.fsum(purities) / len(purities) if purities else None,
         "last purity of groups": purities[-1] if purities else None,
@@ -417,12 +426,12 @@ def _compute_figures(run: RunFolder, ledger: LedgerPreset) -> Values:
     for name, metric in summary.get("metrics", {}).items():
         values[f"final {name}"] = metric["final"]
         values[f"best {name}"] = metric["best"]
-    values.update(_batteries(run))
+    values.update(_battery_figures(run))
     values.update(read_work(run))
     return values
 
 
-def _dropped(run: RunFolder) -> float | None:
+def _dropped_share(run: RunFolder) -> float | None:
     """Return the share (0..1) of a run's selected clients whose update was not valid.
 
     None if no client was selected.
@@ -432,7 +441,7 @@ def _dropped(run: RunFolder) -> float | None:
     return 1 - valid / selected if selected else None
 
 
-def _batteries(run: RunFolder) -> Values:
+def _battery_figures(run: RunFolder) -> Values:
     """Return two measures of the batteries of a run's devices; both None if it has no batteries.
 
     ``battery`` is the mean share (%) of a battery's capacity that a device drew, ``flat devices``
@@ -446,11 +455,11 @@ def _batteries(run: RunFolder) -> Values:
             shares.append(joules / row["capacity_j"])
     if not shares:
         return {"battery": None, "flat devices": None}
-    flat = set()
+    flat_devices = set()
     for device, data in run.events_of(("battery",), ("device", "data")):
         if parse_json(data)["flat"]:
-            flat.add(device)
-    return {"battery": 100 * math.fsum(shares) / len(shares), "flat devices": len(flat)}
+            flat_devices.add(device)
+    return {"battery": 100 * math.fsum(shares) / len(shares), "flat devices": len(flat_devices)}
 
 
 def costs_until(run: RunFolder, target: Target) -> Values:
@@ -463,7 +472,7 @@ def costs_until(run: RunFolder, target: Target) -> Values:
         run: the folder of the run.
         target: the target.
     """
-    names = [cost_of(cost, target).name for cost in _TO_TARGET]
+    names = [cost_of(cost, target).name for cost in _UNIT_OF_COST]
     costs = until(run.rounds, target, run.summary)
     return dict(zip(names, costs.values(), strict=True))
 
@@ -478,30 +487,31 @@ def read_work(run: RunFolder) -> Values:
         ``compute`` and ``wasted compute`` (device-seconds), and ``migrations``, the count of moves
         of devices between groups, which is None if the run has no groups.
     """
-    begun: dict[int, float] = {}  # open task -> begin of its running step (s)
-    times: defaultdict[int, _ComputeTime] = defaultdict(_ComputeTime)  # of each open task
+    step_starts: dict[int, float] = {}  # open task -> begin of its running step (s)
+    compute_times: defaultdict[int, _ComputeTime] = defaultdict(_ComputeTime)  # of each open task
     compute = 0.0
     wasted = 0.0
     migrations: int | None = None
     columns = ("time", "kind", "task", "group", "step", "outcome", "data")
-    for time, kind, task, group, step, outcome, data in run.events_of(_OF_WORK, columns):
+    for time, kind, task, group, step, outcome, data in run.events_of(_WORK_EVENTS, columns):
         if kind == "assign":
-            facts = parse_json(data or "{}")
-            was_grouped = group is not None and facts["before"] is not None
-            migrations = (migrations or 0) + (was_grouped and facts["why"] != "split")
+            fields = parse_json(data or "{}")
+            is_between_groups = group is not None and fields["before"] is not None
+            is_migration = is_between_groups and fields["why"] != "split"
+            migrations = (migrations or 0) + is_migration
         elif kind == "task-end":
-            computed = times.pop(task, _ComputeTime())
+            computed = compute_times.pop(task, _ComputeTime())
             compute += computed.total
             useful = computed.useful if outcome == "done" else 0.0
             wasted += computed.total - useful
         elif step not in ("train", "evaluate", "compute"):
             continue
         elif kind == "step-start":
-            begun[task] = time
+            step_starts[task] = time
         else:
-            seconds = time - begun.pop(task)
-            times[task].total += seconds
-            times[task].useful += _useful_seconds(time, seconds, parse_json(data or "{}"))
+            seconds = time - step_starts.pop(task)
+            compute_times[task].total += seconds
+            compute_times[task].useful += _useful_seconds(time, seconds, parse_json(data or "{}"))
     return {"compute": compute, "wasted compute": wasted, "migrations": migrations}
 
 
@@ -513,16 +523,17 @@ class _ComputeTime:
     useful: float = 0.0
 
 
-def _useful_seconds(time: float, seconds: float, facts: RecordData) -> float:
+def _useful_seconds(time: float, seconds: float, fields: RecordData) -> float:
     """Return the useful seconds of a computing step: until the end of the last epoch in its update.
 
     Args:
         time: simulated time at the end of the step (s).
         seconds: length of the step (s).
-        facts: fields of the record that ends the step. If they have no epochs, all is useful.
+        fields: fields of the record that ends the step. If they have no epochs, all is useful.
     """
-    if "epochs" not in facts or facts["epochs"] == facts["asked"]:
+    if "epochs" not in fields or fields["epochs"] == fields["asked"]:
         return seconds
-    if not facts["epochs"]:
+    if not fields["epochs"]:
         return 0.0
-    return seconds - float(time - facts["epoch_ends"][facts["epochs"] - 1])
+    last_useful_end = fields["epoch_ends"][fields["epochs"] - 1]
+    return seconds - float(time - last_useful_end)

@@ -75,16 +75,15 @@ def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimat
     if np.ptp(differences) == 0:  # rounding errors must not widen the interval of equal differences
         mean = float(differences[0])
         return Estimate(mean, mean, mean, pairs)
-    half = _student(pairs) * float(differences.std(ddof=1)) / math.sqrt(pairs)
+    half = _student_quantile(pairs) * float(differences.std(ddof=1)) / math.sqrt(pairs)
     return Estimate(mean, mean - half, mean + half, pairs)
 
 
 def pairs_to_tell(mean: float, half: float, pairs: int, most: int = 1000) -> int | None:
     """Estimate how many pairs of runs are needed until a mean difference is significant.
 
-    New differences are assumed to have the same mean and standard deviation.
-
-    Significant means that the 95 % interval excludes 0.
+    Significant means that the 95 % interval excludes 0. New differences are assumed to have the
+    same mean and standard deviation.
 
     Args:
         mean: mean of the differences so far.
@@ -97,14 +96,15 @@ def pairs_to_tell(mean: float, half: float, pairs: int, most: int = 1000) -> int
     """
     if not mean:
         return None
-    deviation = half * math.sqrt(pairs) / _student(pairs)
+    deviation = half * math.sqrt(pairs) / _student_quantile(pairs)
     for count in range(pairs + 1, most + 1):
-        if _student(count) * deviation < abs(mean) * math.sqrt(count):
+        if _student_quantile(count) * deviation < abs(mean) * math.sqrt(count):
             return count
     return None
 
 
-def _student(pairs: int) -> float:
+def _student_quantile(pairs: int) -> float:
+    """Return the quantile t of Student's distribution for a 95 % interval of ``pairs`` values."""
     from scipy.special import stdtrit  # imports in a third of the time of scipy.stats
 
     return float(stdtrit(pairs - 1, 0.5 + _LEVEL / 2))
@@ -128,9 +128,12 @@ def ratio_of(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
         return None
     logarithms = paired_difference(list(map(math.log, above)), list(map(math.log, below)))
     return Estimate(
-        _exp(logarithms.mean), _exp(logarithms.low), _exp(logarithms.high), logarithms.pairs
+        _exp_or_most(logarithms.mean),
+        _exp_or_most(logarithms.low),
+        _exp_or_most(logarithms.high),
+        logarithms.pairs,
     )
 
 
-def _exp(value: float) -> float:
+def _exp_or_most(value: float) -> float:
     return math.exp(min(value, 700.0))  # exp(710) overflows

@@ -139,23 +139,27 @@ class PublishedFigures(Spec):
         lists = [(key, values) for key, values in self.at.items() if isinstance(values, list)]
         if not lists:
             return [self]
-        key, listed = lists[0]
-        values = [str(value) for value in listed]
-        has_values = any(value in self.published for value in values)
+        key, listed_values = lists[0]
+        texts = [str(value) for value in listed_values]
+        has_values = any(text in self.published for text in texts)
         has_rows = any(row.name in self.published for row in self.rows)
         is_by_value = has_values or not has_rows
         if is_by_value:
-            _refuse_unknown(self, f"value of {key!r}", self.published, values)
+            _refuse_unknown(self, f"value of {key!r}", self.published, texts)
+        placeholder = "{" + key + "}"
         tables = []
-        for value in listed:
+        for value, text in zip(listed_values, texts, strict=True):
+            claims = []
+            for claim in self.claims:
+                if key not in claim.at or value in claim.at[key]:
+                    claims.append(claim)
             update = {
-                "title": self.title.replace(f"{{{key}}}", str(value)),
-                "published": self.published,
+                "title": self.title.replace(placeholder, text),
+                "published": self.published.get(text, {}) if is_by_value else self.published,
                 "at": {**self.at, key: value},
-                "claims": [claim for claim in self.claims if value in claim.at.get(key, [value])],
+                "claims": claims,
             }
-            if is_by_value:
-                update["published"] = self.published.get(str(value), {})
+            # a further list in ``at`` splits the table again
             tables += self.model_copy(update=update).apart()
         return tables
 
@@ -168,8 +172,8 @@ class PublishedFigures(Spec):
         """
         figures = self.published.get(row, {})
         if not isinstance(figures, Mapping):
-            listed = figures if isinstance(figures, list) else [figures]
-            figures = dict(zip(self.measures, listed, strict=False))
+            values = figures if isinstance(figures, list) else [figures]
+            figures = dict(zip(self.measures, values, strict=False))
         value = figures.get(name, math.nan)
         return None if math.isnan(value) else float(value)
 
@@ -209,28 +213,32 @@ class Published(Spec):
     @model_validator(mode="after")
     def _refuse_unknown_names(self) -> "Published":
         for table in self.tables:
-            listed = {key: values for key, values in table.at.items() if isinstance(values, list)}
+            listed_values = {
+                key: values for key, values in table.at.items() if isinstance(values, list)
+            }
             for claim in table.claims:
-                _refuse_unknown(table, "list in 'at' for claims", claim.at, listed)
+                _refuse_unknown(table, "list in 'at' for claims", claim.at, listed_values)
                 for key, values in claim.at.items():
-                    _refuse_unknown(table, f"value of {key!r} for claims", values, listed[key])
+                    _refuse_unknown(
+                        table, f"value of {key!r} for claims", values, listed_values[key]
+                    )
         for table in self.apart:
             self._refuse_unknown_names_in(table)
         return self
 
     def _refuse_unknown_names_in(self, table: PublishedFigures) -> None:
-        rows = [row.name for row in table.rows]
-        if len(set(rows)) < len(rows):
+        known_rows = [row.name for row in table.rows]
+        if len(set(known_rows)) < len(known_rows):
             raise ValueError(
                 f"table {table.title!r} has two rows of one name; give one of them a "
                 "'name' and a 'variant'"
             )
-        claimed = [claim.measure for claim in table.claims if claim.measure]
-        _refuse_unknown(table, "measure", [*table.measures, *claimed], self.measures)
-        names = [*table.published, *table.tolerance]
+        measures_of_claims = [claim.measure for claim in table.claims if claim.measure]
+        _refuse_unknown(table, "measure", [*table.measures, *measures_of_claims], self.measures)
+        row_names = [*table.published, *table.tolerance]
         for claim in table.claims:
-            names += chain.from_iterable(claim.pairs)
-        _refuse_unknown(table, "row", names, rows)
+            row_names += chain.from_iterable(claim.pairs)
+        _refuse_unknown(table, "row", row_names, known_rows)
         for figures in table.published.values():
             if isinstance(figures, Mapping):
                 _refuse_unknown(table, "measure", figures, table.measures)
@@ -261,7 +269,7 @@ def beside_published(lines: Sequence[ComparedLine], published: Published) -> lis
     """
     measured = []
     for table in published.apart:
-        if any(_is_at(line, table.at) for line in lines):
+        if any(_has_values(line, table.at) for line in lines):
             measured.append(_MeasuredTable(table, published, lines))
     tables = [table.table() for table in measured]
     claims = list(chain.from_iterable(table.claims() for table in measured))
@@ -301,7 +309,7 @@ def _figures_as_columns(table: ComparedTable) -> ComparedTable:
     cells_of_figure: dict[str, dict[str, Cell]] = {}
     tolerances_of_figure: dict[str, dict[str, Any]] = {}
     columns = (column.cells for column in table.columns)
-    # the columns of ``_MeasuredTable.table``
+    # the columns of a table of ``beside_published``; the one that is skipped has the difference
     for row, figure, published, ours, _, tolerance, within in zip(*columns, strict=True):
         cell = None
         if isinstance(ours, Estimate):
@@ -309,33 +317,38 @@ def _figures_as_columns(table: ComparedTable) -> ComparedTable:
             cell = PublishedComparison(ours, published, is_within)
         cells_of_figure.setdefault(str(figure), {})[str(row)] = cell
         tolerances_of_figure.setdefault(str(figure), {})[str(row)] = tolerance
-    usual = {}
+    usual_tolerances = {}
     for figure, by_row in tolerances_of_figure.items():
-        judged = [tolerance for tolerance in by_row.values() if tolerance is not None]
-        usual[figure] = max(judged, key=judged.count, default=None)
-    row_names = _row_names([*tolerances_of_figure.values()], usual.values())
+        judged_tolerances = [tolerance for tolerance in by_row.values() if tolerance is not None]
+        usual_tolerances[figure] = max(judged_tolerances, key=judged_tolerances.count, default=None)
+    row_names = _row_names([*tolerances_of_figure.values()], usual_tolerances.values())
     printed = [ComparedColumn("row", row_names)]
-    for figure, tolerance in usual.items():
+    for figure, tolerance in usual_tolerances.items():
         head = figure if tolerance is None else f"{figure} (+-{tolerance:g})"
         printed.append(ComparedColumn(head, tuple(cells_of_figure[figure].values())))
     return ComparedTable(tuple(printed), table.notes, table.title)
 
 
-def _row_names(tolerances: Sequence[Mapping[str, Any]], usual: Collection[Any]) -> tuple[str, ...]:
+def _row_names(
+    tolerances_of_figures: Sequence[Mapping[str, Any]], usual_tolerances: Collection[Any]
+) -> tuple[str, ...]:
     """Return the names of a paper's rows, each with the tolerances that are not usual.
 
     Args:
-        tolerances: row -> tolerance (None: not judged), for each figure.
-        usual: the usual tolerances of the figures.
+        tolerances_of_figures: row -> tolerance (None: not judged), for each figure.
+        usual_tolerances: the usual tolerances of the figures.
     """
     names = []
-    for row in tolerances[0]:
-        unusual = {by_row[row] for by_row in tolerances} - {None, *usual}
-        names.append(row + "".join(f" (+-{tolerance:g})" for tolerance in sorted(unusual)))
+    for row in tolerances_of_figures[0]:
+        name = row
+        unusual = {by_row[row] for by_row in tolerances_of_figures} - {None, *usual_tolerances}
+        for tolerance in sorted(unusual):
+            name += f" (+-{tolerance:g})"
+        names.append(name)
     return tuple(names)
 
 
-def _is_at(line: ComparedLine, where: Mapping[str, object]) -> bool:
+def _has_values(line: ComparedLine, where: Mapping[str, object]) -> bool:
     """Whether a line has some grid values, such as ``{"share": 0.3}``.
 
     Args:
@@ -361,31 +374,32 @@ class _MeasuredTable:
         self._table = table
         self._measures = published.measures
         self._lines = lines
-        self._judged = True
+        # tolerances apply if some line has the values at which figures are judged
+        self._is_judged = True
         for key, value in published.judged.items():
             where = {**table.at, key: value}
-            self._judged &= any(_is_at(line, where) for line in lines)
+            self._is_judged &= any(_has_values(line, where) for line in lines)
         self._titles = {}
         for row in table.rows:
-            usual = published.titles.get(row.variant or row.name, row.name)
-            self._titles[row.name] = row.title or usual
+            variant = row.variant or row.name
+            self._titles[row.name] = row.title or published.titles.get(variant, row.name)
         seeds_by_row = {row.name: self._seeds_of(row) for row in table.rows}
         self._rows = [row for row in table.rows if seeds_by_row[row.name]]
         self._not_run = [row for row in table.rows if not seeds_by_row[row.name]]
         self._seeds = self._common_seeds(seeds_by_row)
-        claimed = [claim.measure for claim in table.claims if claim.measure]
+        measures_of_claims = [claim.measure for claim in table.claims if claim.measure]
         self._values: dict[str, dict[str, list[float]]] = {}
         if self._seeds:
-            for name in dict.fromkeys([*table.measures, *claimed]):
+            for name in dict.fromkeys([*table.measures, *measures_of_claims]):
                 if self._is_measurable(self._measures[name]):
                     self._values[name] = self._compute(self._measures[name])
 
     def _seeds_of(self, row: PublishedRow) -> set[int]:
         """Return the seeds for which all lines that a row needs have a finished run."""
-        seeds = set(self._runs(row.where))
+        seeds = set(self._runs_at(row.where))
         for name in self._table.measures:
             comparison = self._measures[name].comparison
-            seeds &= set(self._runs({**row.where, **comparison}))
+            seeds &= set(self._runs_at({**row.where, **comparison}))
         return seeds
 
     def _common_seeds(self, seeds_by_row: Mapping[str, set[int]]) -> list[int]:
@@ -402,7 +416,7 @@ class _MeasuredTable:
         """Whether a figure can be computed: if it depends on the best row, all rows were run."""
         return reading.below_best is None or not self._not_run
 
-    def _runs(self, where: Mapping[str, object]) -> dict[int, RunFolder]:
+    def _runs_at(self, where: Mapping[str, object]) -> dict[int, RunFolder]:
         """Return the finished runs by seed of the one line that has certain grid values.
 
         Args:
@@ -412,7 +426,7 @@ class _MeasuredTable:
             ScenarioError: no line, or several, have these values.
         """
         where = {**self._table.at, **where}
-        lines = [line for line in self._lines if _is_at(line, where)]
+        lines = [line for line in self._lines if _has_values(line, where)]
         if len(lines) != 1:
             grid_values = ", ".join(f"{key}={value}" for key, value in where.items())
             count = len(lines) or "no"
@@ -431,29 +445,32 @@ class _MeasuredTable:
         Args:
             reading: how the figure is computed from a run.
         """
-        best = 0.0
+        best_mean = 0.0
         if reading.below_best is not None:
-            peak = reading.model_copy(update={"take": "max", "below_best": None})
-            peaks = [self._read(peak, row.where) for row in self._rows]
-            best = max(math.fsum(values) / len(self._seeds) for values in peaks)
+            peak_reading = reading.model_copy(update={"take": "max", "below_best": None})
+            peaks_of_rows = [self._read(peak_reading, row.where) for row in self._rows]
+            best_mean = max(math.fsum(values) / len(self._seeds) for values in peaks_of_rows)
         figures = {}
         for row in self._rows:
-            values = self._read(reading, row.where, best)
+            values = self._read(reading, row.where, best_mean)
             if reading.comparison:
                 where = {**row.where, **reading.comparison}
-                values = self._relate(reading, values, self._read(reading, where, best))
+                values = self._divide_or_subtract(
+                    reading, values, self._read(reading, where, best_mean)
+                )
             figures[row.name] = values
         return figures
 
     def _read(
         self, reading: Reading, where: Mapping[str, object], best: float = 0.0
     ) -> list[float]:
-        runs = self._runs(where)
+        runs = self._runs_at(where)
         return [reading.of(runs[seed], best) for seed in self._seeds]
 
-    def _relate(
+    def _divide_or_subtract(
         self, reading: Reading, values: Sequence[float], comparison: Sequence[float]
     ) -> list[float]:
+        """Relate the values of a row to the values of its second line, seed by seed."""
         pairs = zip(values, comparison, strict=True)
         if not reading.over:
             return [value - reference for value, reference in pairs]
@@ -477,7 +494,7 @@ class _MeasuredTable:
         if measures:
             notes = [f"Seeds {', '.join(map(str, self._seeds))}."]
             for row in self._rows:
-                rows += [self._row(row, name) for name in measures]
+                rows += [self._cells_of_row(row, name) for name in measures]
             if self._not_run:
                 titles = [self._titles[row.name] for row in self._not_run]
                 notes.append(f"Not run: {', '.join(titles)}.")
@@ -496,19 +513,20 @@ class _MeasuredTable:
             columns.append(ComparedColumn(head, column, over_seeds=is_ours, signed=is_signed))
         return ComparedTable(tuple(columns), tuple(notes), self._table.title)
 
-    def _row(self, row: PublishedRow, name: str) -> tuple[Cell, ...]:
+    def _cells_of_row(self, row: PublishedRow, name: str) -> tuple[Cell, ...]:
+        """Return the cells of a row of the paper for one measure, as ``table`` has its heads."""
         reading = self._measures[name]
-        published = self._table.figure(row.name, name)
+        published_figure = self._table.figure(row.name, name)
         values = self._values[name][row.name]
         ours = mean_of(values) if all(map(math.isfinite, values)) else None
         difference = None
-        if published is not None and ours is not None:
-            difference = ours.mean - published
-        start = (self._titles[row.name], reading.title, published, ours, difference)
-        if difference is None or reading.tolerance is None or not self._judged:
-            return (*start, None, None)
+        if published_figure is not None and ours is not None:
+            difference = ours.mean - published_figure
+        first_cells = (self._titles[row.name], reading.title, published_figure, ours, difference)
+        if difference is None or reading.tolerance is None or not self._is_judged:
+            return (*first_cells, None, None)
         tolerance = self._table.tolerance.get(row.name, reading.tolerance)
-        return (*start, tolerance, "yes" if abs(difference) <= tolerance else "no")
+        return (*first_cells, tolerance, "yes" if abs(difference) <= tolerance else "no")
 
     def claims(self) -> list[tuple[Cell, ...]]:
         """Judge the paper's claims on this table by the study's runs.

@@ -95,10 +95,10 @@ class Ranking:
             first``. None if the lines do not have values for the same seeds.
         """
         seeds = [seed for seed in line.values if seed in first.values]
-        runs = (
-            max(line.run_count, first.run_count) if self.is_even else len(line.seeds & first.seeds)
-        )
-        if not seeds or len(seeds) < runs:
+        needed = len(line.seeds & first.seeds)
+        if self.is_even:
+            needed = max(line.run_count, first.run_count)
+        if not seeds or len(seeds) < needed:
             return None
         above = [line.values[seed] for seed in seeds]
         below = [first.values[seed] for seed in seeds]
@@ -115,15 +115,13 @@ class Ranking:
         first, *rest = self.ranked
         if self.decision is not None:
             return [line for line in rest if line.line_index in self.decision.outcome.contenders]
-        equal = float(self.measure.is_cost)
-        lines = []
+        equal = float(self.measure.is_cost)  # ratio 1, or difference 0
+        tied = []
         for line in rest:
             estimate = self.against(line, first)
-            if estimate is None:
-                continue
-            if _includes(estimate, equal):
-                lines.append(line)
-        return lines
+            if estimate is not None and _includes(estimate, equal):
+                tied.append(line)
+        return tied
 
     @property
     def unpaired(self) -> list[RankedLine]:
@@ -136,7 +134,7 @@ class Ranking:
             return [line for line in rest if not line.seeds & first.seeds]
         return [line for line in rest if line.seeds != first.seeds]
 
-    def _other_seeds(self, first: RankedLine) -> str:
+    def _other_seeds_text(self, first: RankedLine) -> str:
         names = some_names([line.name for line in self.unpaired])
         verb = "has" if len(self.unpaired) == 1 else "have"
         return f"{names} {verb} runs of other seeds than {clean(first.name)}"
@@ -174,13 +172,17 @@ class Ranking:
         first, *rest = ranked
         sentences = self._first_sentences(first)
         if rest:
-            sentences.append(f"{clean(rest[0].name)}, the next, {self._compare(rest[0], first)}.")
+            sentences.append(
+                f"{clean(rest[0].name)}, the next, {self._compare_in_words(rest[0], first)}."
+            )
         else:
             seeds = " for all its seeds" if first.run_count > 1 else ""
             sentences.append(f"No other line has this figure{seeds}.")
         for line in rest[1:]:
             if line.line_index == self.baseline:
-                sentences.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")
+                sentences.append(
+                    f"{clean(line.name)}, the baseline, {self._compare_in_words(line, first)}."
+                )
         if self.decision is not None:
             sentences += self.decision.sentences
         elif self.ties and first.run_count > 1:
@@ -196,38 +198,41 @@ class Ranking:
         name = clean(first.name)
         figure = self.show(first.mean.mean)
         if self.decision is not None and self.decision.status == "tie":
-            lead = f"{self._lead}, or at most {self.decision.tolerance_in_words}"
+            lead = f"{self._lead_predicate}, or at most {self.decision.tolerance_in_words}"
             return [f"{name} {lead}: {figure} ({self.decision.error})."]
         if self.decision is not None and self.decision.status == "best":
-            return [f"{name} {self._lead}, {figure} ({self.decision.error})."]
-        mean = f"{name} has the {self._extreme} mean, {figure}."
+            return [f"{name} {self._lead_predicate}, {figure} ({self.decision.error})."]
+        mean = f"{name} has the {self._extreme_adjective} mean, {figure}."
         if self.ties and first.run_count == 1:
-            return [f"no line {self._lead} alone: {self._tie}."]
+            return [f"no line {self._lead_predicate} alone: {self._tie_text}."]
         if self.ties:
-            return [f"no line surely {self._lead}: {self._tie}.", mean]
+            return [f"no line surely {self._lead_predicate}: {self._tie_text}.", mean]
         if self.unpaired:
-            return [f"no line surely {self._lead}: {self._other_seeds(first)}.", mean]
-        return [f"{name} {self._lead}, {figure}."]
+            return [
+                f"no line surely {self._lead_predicate}: {self._other_seeds_text(first)}.",
+                mean,
+            ]
+        return [f"{name} {self._lead_predicate}, {figure}."]
 
     @property
-    def _extreme(self) -> str:
+    def _extreme_adjective(self) -> str:
         """Adjective for the best value: ``least`` for a cost, else ``lowest`` or ``highest``."""
         if self.measure.is_cost:
             return "least"
         return "lowest" if self.measure.best == "least" else "highest"
 
     @property
-    def _lead(self) -> str:
+    def _lead_predicate(self) -> str:
         """Predicate of a sentence on the best variant, such as ``takes the least time``."""
         measure = self.measure
         if measure.is_cost:
             return f"{measure.words.verb} the least {measure.words.noun}"
         if measure.test == "final":
-            return f"ends with the {self._extreme} {measure.quantity}"
-        return f"reaches the {self._extreme} {measure.name}"
+            return f"ends with the {self._extreme_adjective} {measure.quantity}"
+        return f"reaches the {self._extreme_adjective} {measure.name}"
 
     @property
-    def _tie(self) -> str:
+    def _tie_text(self) -> str:
         """Text such as "3 of 5 tie at 10 s to 12 s; A, B are worse".
 
         It states how many lines are not significantly worse than the best, the range of these
@@ -244,11 +249,11 @@ class Ranking:
         if len(tied) == len(ranked):
             count = "both" if len(tied) == 2 else f"all {len(tied)}"
         text = f"{count} tie at {figures}"
-        rest = [line.name for line in ranked if line not in tied and line not in unpaired]
-        if rest:
-            text += f"; {some_names(rest)} {'is' if len(rest) == 1 else 'are'} worse"
+        worse_names = [line.name for line in ranked if line not in tied and line not in unpaired]
+        if worse_names:
+            text += f"; {some_names(worse_names)} {'is' if len(worse_names) == 1 else 'are'} worse"
         if unpaired:
-            text += f"; {self._other_seeds(ranked[0])}"
+            text += f"; {self._other_seeds_text(ranked[0])}"
         return text
 
     def _uncertainty_sentence(self, first: RankedLine) -> str:
@@ -260,19 +265,19 @@ class Ranking:
             first: the line with the best mean.
         """
         ties = self.ties
-        near: list[str] = []  # names of lines that more seeds may tell from ``first``
+        near_names: list[str] = []  # of lines that more seeds may tell from the best
         counts: list[int] = []
         for line in ties:
-            count = self._seeds_more(line, first)
+            count = self._count_more_seeds(line, first)
             if count is not None:
-                near.append(line.name)
+                near_names.append(line.name)
                 counts.append(count)
         names = some_names([line.name for line in ties])
         doubt = f"These {first.run_count} seeds cannot distinguish it from {names}."
         if not counts:
             return doubt
-        if len(near) < len(ties):
-            doubt = f"{doubt} For {some_names(near)},"
+        if len(near_names) < len(ties):
+            doubt = f"{doubt} For {some_names(near_names)},"
             about = "about"
         else:
             about = "About"
@@ -281,7 +286,7 @@ class Ranking:
         number = f"{about} {min(counts)}{up_to}"
         return f"{doubt} {number} more {noun} would, if they differ as these do."
 
-    def _seeds_more(self, line: RankedLine, first: RankedLine) -> int | None:
+    def _count_more_seeds(self, line: RankedLine, first: RankedLine) -> int | None:
         """Estimate how many more seeds would show that a variant is worse than the best one.
 
         None if the lines share fewer than two seeds, or if too many seeds would be needed.
@@ -291,7 +296,7 @@ class Ranking:
             return None
         mean = estimate.mean
         high = estimate.high
-        if self.measure.is_cost:
+        if self.measure.is_cost:  # the interval of a ratio is symmetric in its logarithm
             mean = math.log(mean)
             high = math.log(high)
         pairs = pairs_to_tell(mean, high - mean, estimate.pairs)
@@ -306,14 +311,14 @@ class Ranking:
         if len(self.ranked) < 2:
             return ""
         first = self.ranked[0]
-        most = (self.measure.best or "").capitalize()
+        superlative = (self.measure.best or "").capitalize()
         text = f"{clean(first.name)}, {self.show(first.mean.mean)}"
         if not self.is_named:
-            text = self._tie
+            text = self._tie_text
             if not self.ties:
                 figure = self.show(first.mean.mean)
-                text = f"mean of {clean(first.name)}, {figure}; {self._other_seeds(first)}"
-        return f"{most} {self.measure.name}: {text}."
+                text = f"mean of {clean(first.name)}, {figure}; {self._other_seeds_text(first)}"
+        return f"{superlative} {self.measure.name}: {text}."
 
     @property
     def is_named(self) -> bool:
@@ -329,7 +334,7 @@ class Ranking:
     def show(self, value: float) -> str:
         return self.measure.show(value)
 
-    def _compare(self, line: RankedLine, first: RankedLine) -> str:
+    def _compare_in_words(self, line: RankedLine, first: RankedLine) -> str:
         """Return how a variant compares with the best one, such as "takes 1.5 times as long".
 
         The 95 % interval and the count of seeds in which the line was worse follow in brackets.
@@ -343,7 +348,7 @@ class Ranking:
             return "does exactly as well"
         if measure.is_cost:
             text = measure.words.compare(estimate.mean)
-            low, high = _ratio_ends(estimate)
+            low, high = _format_ratio_ends(estimate)
         elif estimate.mean > 0:
             text = f"ends {measure.show(estimate.mean)} higher"
             low, high = measure.show(estimate.low), measure.show(estimate.high)
@@ -355,14 +360,14 @@ class Ranking:
         if estimate.pairs < 2:
             return text
         sign = 1 if measure.best == "least" else -1
-        worse = 0
+        worse_count = 0
         for seed in line.values.keys() & first.values.keys():
-            worse += sign * line.values[seed] > sign * first.values[seed]
+            worse_count += sign * line.values[seed] > sign * first.values[seed]
         interval = f"95 % interval {low} to {high}"
-        return f"{text} ({interval}; worse in {worse} of {estimate.pairs} seeds)"
+        return f"{text} ({interval}; worse in {worse_count} of {estimate.pairs} seeds)"
 
 
-def _ratio_ends(estimate: Estimate) -> tuple[str, str]:
+def _format_ratio_ends(estimate: Estimate) -> tuple[str, str]:
     """Format the ends of a ratio's interval, with the digits by which they differ from 1."""
     ends = (estimate.low, estimate.high)
     for digits in range(3, _MOST_DIGITS):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Form = Literal["csv", "markdown"]
 
 _WIDE = 10_000  # width (characters) of output that is no terminal, so that no line is wrapped
-_SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
+_PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _MOST_DIGITS = 6  # most digits of a mean
 
 
@@ -54,8 +54,8 @@ def print_short(console: "Console", comparison: Comparison) -> None:
         console.print(*answer.words, *explore.in_words(answer), sep="\n")
         heat_map = explore.heat_map(answer)
         if heat_map is not None:
-            print_to(console, [heat_map.table()])
-    print_to(console, [comparison.in_short()])
+            print_tables(console, [heat_map.table()])
+    print_tables(console, [comparison.in_short()])
 
 
 def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTable]:
@@ -71,7 +71,7 @@ def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTab
     return beside_published(read_lines([path]).lines, Published.read(figures))
 
 
-def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
+def print_tables(console: "Console", tables: Sequence[ComparedTable]) -> None:
     """Print tables for people. If the console is no terminal, lines are not wrapped.
 
     Args:
@@ -96,13 +96,13 @@ def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
     """
     is_published = bool(tables and tables[0].title)
     if form == "csv":
-        return to_csv(_join(tables) if is_published else tables[0])
+        return to_csv(_join_rows(tables) if is_published else tables[0])
     if is_published:
         return "\n".join((f"{LEGEND}\n", *map(to_markdown, as_printed(tables))))
     return "\n".join(map(to_markdown, tables))
 
 
-def _join(tables: Sequence[ComparedTable]) -> ComparedTable:
+def _join_rows(tables: Sequence[ComparedTable]) -> ComparedTable:
     """Put the rows of several tables with the same columns into one table.
 
     A new first column has the title of the table from which a row comes. Tables with other columns
@@ -133,12 +133,12 @@ def write_tables(path: Path) -> None:
     study = read_index(path)
     lines = read_lines([path])
     comparison = Comparison(lines.begun())
-    together = comparison.side_by_side()
+    side_by_side = comparison.side_by_side()
     differences = to_markdown(comparison.differences())
-    write_text(path / "compare.csv", to_csv(together))
+    write_text(path / "compare.csv", to_csv(side_by_side))
     write_text(path / "runs.csv", to_csv(comparison.one_by_one()))
     write_text(path / "paired.csv", to_csv(comparison.paired(study.seeds)))
-    write_text(path / "compare.md", f"{to_markdown(together, study.name)}\n{differences}")
+    write_text(path / "compare.md", f"{to_markdown(side_by_side, study.name)}\n{differences}")
     if (path / PUBLISHED).is_file():
         published = Published.read(path / PUBLISHED)
         about = html.escape(published.about.strip(), quote=False)
@@ -153,12 +153,12 @@ def to_csv(table: ComparedTable) -> str:
     Cells are escaped so that no spreadsheet reads one as a formula.
     """
     file = io.StringIO()
-    rows = zip(*((column.head, *column.cells) for column in in_full(table)), strict=True)
-    csv.writer(file, lineterminator="\n").writerows(map(_plain, row) for row in rows)
+    rows = zip(*((column.head, *column.cells) for column in plain_columns(table)), strict=True)
+    csv.writer(file, lineterminator="\n").writerows(map(_format_for_csv, row) for row in rows)
     return file.getvalue()
 
 
-def _plain(cell: Cell) -> str:
+def _format_for_csv(cell: Cell) -> str:
     if cell is None or isinstance(cell, Absent):
         return ""
     if isinstance(cell, float):
@@ -168,7 +168,7 @@ def _plain(cell: Cell) -> str:
     return str(cell)
 
 
-def in_full(table: ComparedTable) -> list[ComparedColumn]:
+def plain_columns(table: ComparedTable) -> list[ComparedColumn]:
     """Return the columns of a table for CSV: with plain values only.
 
     A column of means with intervals becomes three columns: mean, low and high end.
@@ -210,12 +210,12 @@ def to_markdown(table: ComparedTable, title: str = "") -> str:
     for topic, columns in by_topic(table):
         if topic:
             lines += [f"## {_escape(topic.capitalize())}", ""]
-        parts = []
+        column_texts = []
         for column in columns:
-            rule = "---" if column.is_text else "---:"
-            cells = [_mark(cell, column) for cell in column.cells]
-            parts.append([_escape(column.head), rule, *cells])
-        for row in zip(*parts, strict=True):
+            alignment = "---" if column.is_text else "---:"
+            cells = [_format_for_markdown(cell, column) for cell in column.cells]
+            column_texts.append([_escape(column.head), alignment, *cells])
+        for row in zip(*column_texts, strict=True):
             lines.append(f"| {' | '.join(row)} |")
         lines.append("")
     for note in table.notes:
@@ -227,7 +227,7 @@ def _escape(text: str) -> str:
     return for_markdown(clean(text))
 
 
-def _mark(cell: Cell, column: ComparedColumn) -> str:
+def _format_for_markdown(cell: Cell, column: ComparedColumn) -> str:
     """Format a cell in Markdown.
 
     A cell with a published figure shows it too, and is bold if the figures differ too much.
@@ -237,7 +237,7 @@ def _mark(cell: Cell, column: ComparedColumn) -> str:
     text = format_cell(cell.ours.mean, column)
     half = cell.ours.half
     if half:
-        text = " +- ".join(_as_fine_as_known((cell.ours.mean, half), half, column))
+        text = " +- ".join(_format_to_precision((cell.ours.mean, half), half, column))
     if cell.within is False:
         text = f"**{text}**"
     if cell.published is not None:
@@ -263,24 +263,26 @@ def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
         for column in columns:
             cells = [format_cell(cell, column) for cell in column.cells]
             texts.append([clean(column.head), *cells])
-        if sum(_narrowest(cells) + 3 for cells in texts) + 1 <= width:
-            parts.append(_draw(topic, columns, texts))
+        # each column has a border and two spaces, and the last one a further border
+        least_width = sum(_least_width(cells) + 3 for cells in texts) + 1
+        if least_width <= width:
+            parts.append(_draw_topic(topic, columns, texts))
             continue
         if topic:
             parts.append(Text(topic, style="bold"))
         heads, *rows = zip(*texts, strict=True)
         for row in rows:
-            pairs = zip(heads, row, strict=True)
-            parts.append(Text("".join(f"{head}: {cell}\n" for head, cell in pairs if cell)))
+            lines = [f"{head}: {cell}\n" for head, cell in zip(heads, row, strict=True) if cell]
+            parts.append(Text("".join(lines)))
     return [*parts, *(Text(note) for note in table.notes)]
 
 
-def _narrowest(cells: Sequence[str]) -> int:
+def _least_width(cells: Sequence[str]) -> int:
     """Return the least width (characters) of a column of texts in which no word is broken."""
     return max(map(len, " ".join(cells).split()), default=0)
 
 
-def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]]) -> RichTable:
+def _draw_topic(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]]) -> RichTable:
     """Draw one table for terminals, with the best numbers of each column in bold.
 
     Args:
@@ -291,15 +293,17 @@ def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]])
     drawn = RichTable(
         title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
     )
-    styled = []
+    styled_columns = []
     for (head, *cells), column in zip(texts, columns, strict=True):
         justify: Literal["left", "right"] = "left" if column.is_text else "right"
         drawn.add_column(Text(head), justify=justify, overflow="fold")
-        best = column.best_cells
-        styled.append(
-            [Text(cell, style="bold" if row in best else "") for row, cell in enumerate(cells)]
-        )
-    for row in zip(*styled, strict=True):
+        best_rows = column.best_cells
+        styled_cells = []
+        for row_index, cell in enumerate(cells):
+            style = "bold" if row_index in best_rows else ""
+            styled_cells.append(Text(cell, style=style))
+        styled_columns.append(styled_cells)
+    for row in zip(*styled_columns, strict=True):
         drawn.add_row(*row)
     return drawn
 
@@ -320,8 +324,8 @@ def format_cell(cell: Cell, column: ComparedColumn) -> str:
     if isinstance(cell, Estimate):
         if not cell.half:
             return format_cell(cell.mean, column)
-        edges = (cell.mean, cell.low, cell.high)
-        mean, low, high = _as_fine_as_known(edges, cell.half, column)
+        numbers = (cell.mean, cell.low, cell.high)
+        mean, low, high = _format_to_precision(numbers, cell.half, column)
         return f"{mean} ({low} to {high})"
     if isinstance(cell, str):
         return clean(cell)
@@ -332,14 +336,14 @@ def format_cell(cell: Cell, column: ComparedColumn) -> str:
     if isinstance(cell, int):
         return f"{sign}{cell}"
     if column.unit == "bytes":
-        letter, factor = _scale(abs(cell))
+        letter, factor = _find_prefix(abs(cell))
         return f"{sign}{cell / factor:.4g}{letter}"
     if abs(cell) >= 1000:
         return f"{sign}{cell:,.0f}"
     return f"{sign}{cell:.4g}"
 
 
-def _as_fine_as_known(
+def _format_to_precision(
     values: Sequence[float], half: float, column: ComparedColumn
 ) -> Iterator[str]:
     """Format values with the decimals at which the interval's half width has two digits.
@@ -352,20 +356,22 @@ def _as_fine_as_known(
     letter = ""
     factor = 1.0
     if column.unit == "bytes":
-        letter, factor = _scale(max(abs(values[0]), half))
+        letter, factor = _find_prefix(max(abs(values[0]), half))
+    # exponents of ten of the last digit: the mean's at most digits, and the half width's second
     finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
-    digits = -max(finest, math.floor(math.log10(half / factor)) - 1)
+    second_of_half = math.floor(math.log10(half / factor)) - 1
+    decimals = -max(finest, second_of_half)
     for value in values:
-        rounded = round(value / factor, digits) + 0.0  # no -0
+        rounded = round(value / factor, decimals) + 0.0  # no -0
         sign = "+" if column.signed and rounded > 0 else ""
-        yield f"{sign}{rounded:,.{max(0, digits)}f}{letter}"
+        yield f"{sign}{rounded:,.{max(0, decimals)}f}{letter}"
 
 
-def _scale(size: float) -> tuple[str, float]:
-    for letter, factor in _SCALES:
+def _find_prefix(size: float) -> tuple[str, float]:
+    for letter, factor in _PREFIXES:
         if size >= factor:
             return letter, factor
-    return _SCALES[-1]
+    return _PREFIXES[-1]
 
 
 def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
@@ -379,7 +385,7 @@ def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]
     topics: dict[str, list[ComparedColumn]] = {}
     for column in table.columns:
         if column.topic:
-            topics.setdefault(column.topic, [])
+            topics.setdefault(column.topic, [])  # also if all its columns are empty
             if not column.is_empty:
                 topics[column.topic].append(column)
     if identity and not topics:

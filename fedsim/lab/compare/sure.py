@@ -103,8 +103,8 @@ def radius(count: int, squares: float, error: float) -> float:
     Returns:
         Half the width; infinite if the values are too few to reach the error.
     """
-    unit = _unit_radius(count, error)
-    return unit if math.isinf(unit) else unit * math.sqrt(squares)
+    unit_radius = _unit_radius(count, error)
+    return unit_radius if math.isinf(unit_radius) else unit_radius * math.sqrt(squares)
 
 
 def _unit_radius(count: int, error: float) -> float:
@@ -116,6 +116,8 @@ def _unit_radius(count: int, error: float) -> float:
         count: count of values.
         error: probability that any of the intervals, over all counts, misses the mean.
     """
+    # the martingale is 1 / error if (n + 1) (Q + n d^2) / ((n + 1) Q + n d^2) is this bound; solved
+    # for d with Q = 1. The ratio stays below n + 1.
     bound = math.exp(2 / count * (0.5 * math.log(count + 1) - math.log(error)))
     if bound >= count + 1:
         return math.inf
@@ -143,18 +145,18 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
         >>> decision.status, decision.leader
         ('best', 0)
     """
-    whole = {}
+    complete_costs = {}
     missed = []
     for line_index, values in costs.items():
         figures = [value for value in values if value is not None]
         if len(figures) < len(values):
             missed.append(line_index)
         else:
-            whole[line_index] = figures
-    if len(costs) < 2 or not whole:
+            complete_costs[line_index] = figures
+    if len(costs) < 2 or not complete_costs:
         return Decision("none", leader=None, contenders=(), losses=(), missed=tuple(missed))
-    race = _Race(whole, error / (len(costs) - 1))
-    for count in range(1, max(map(len, whole.values())) + 1):
+    race = _Race(complete_costs, error / (len(costs) - 1))
+    for count in range(1, max(map(len, complete_costs.values())) + 1):
         race.compare(count)
     return race.decide(within, tuple(missed))
 
@@ -186,13 +188,13 @@ class _Race:
     """
 
     def __init__(self, costs: Mapping[int, Sequence[float]], error: float) -> None:
-        self._places = list(costs)
+        self._line_indices = list(costs)
         self._counts = [len(values) for values in costs.values()]
         self._costs = np.full((len(costs), max(self._counts)), np.nan)
         for row, values in enumerate(costs.values()):
             self._costs[row, : len(values)] = values
         self._error = error
-        self._running = list(range(len(costs)))
+        self._contender_rows = list(range(len(costs)))
         self._losses: list[DroppedLine] = []
         # entry [i, j]: upper bound on how much worse line i is than line j
         self._worse_at_most = np.full((len(costs), len(costs)), np.inf)
@@ -202,25 +204,23 @@ class _Race:
 
         Variants with fewer seeds are neither compared nor dropped.
         """
-        unit = _unit_radius(count, self._error)
-        rows = [row for row in self._running if self._counts[row] >= count]
-        if math.isinf(unit) or len(rows) < 2:
+        unit_radius = _unit_radius(count, self._error)
+        rows = [row for row in self._contender_rows if self._counts[row] >= count]
+        if math.isinf(unit_radius) or len(rows) < 2:
             return
         costs = self._costs[rows, :count]
         lows = np.empty((len(rows), len(rows)))
-        for column, costs_of_other in enumerate(costs):
-            means, halves = _intervals(costs - costs_of_other, unit)
+        for column, other_costs in enumerate(costs):
+            means, halves = _intervals(costs - other_costs, unit_radius)
             lows[:, column] = means - halves
-            line_indices = rows, rows[column]
-            self._worse_at_most[line_indices] = np.minimum(
-                self._worse_at_most[line_indices], means + halves
-            )
+            pairs = rows, rows[column]
+            self._worse_at_most[pairs] = np.minimum(self._worse_at_most[pairs], means + halves)
         for position, row in enumerate(rows):
             surest = int(lows[position].argmax())
             if lows[position, surest] > 0:
-                self._running.remove(row)
-                better = self._places[rows[surest]]
-                self._losses.append(DroppedLine(self._places[row], count, better))
+                self._contender_rows.remove(row)
+                better = self._line_indices[rows[surest]]
+                self._losses.append(DroppedLine(self._line_indices[row], count, better))
 
     def decide(self, within: float, missed: tuple[int, ...]) -> Decision:
         """Return the decision on the best variant, once ``compare`` was called for all counts.
@@ -229,38 +229,39 @@ class _Race:
             within: difference of mean costs that does not matter.
             missed: indices of the variants that were not compared, for the decision.
         """
-        left = self._running
-        contenders = tuple(self._places[row] for row in left)
+        rows = self._contender_rows
+        contenders = tuple(self._line_indices[row] for row in rows)
         losses = tuple(self._losses)
-        seeds = max(self._counts[row] for row in left)
-        if len(left) == 1:
-            return Decision("best", contenders[0], contenders, losses, missed, seeds, 0.0)
-        bounds = self._worse_at_most[np.ix_(left, left)]
+        seeds = max(self._counts[row] for row in rows)
+        if len(rows) == 1:
+            return Decision("best", contenders[0], contenders, losses, missed, seeds, bound=0.0)
+        bounds = self._worse_at_most[np.ix_(rows, rows)]
         np.fill_diagonal(bounds, 0.0)
-        greatest = bounds.max(axis=1)
-        near = np.flatnonzero(greatest <= within)
-        if not len(near):
+        worst_bounds = bounds.max(axis=1)
+        leader_positions = np.flatnonzero(worst_bounds <= within)
+        if not len(leader_positions):
             return Decision("open", None, contenders, losses, missed, seeds)  # without a leader
-        shared = min(self._counts[row] for row in left)
-        means = self._costs[left, :shared].mean(axis=1)
-        first = min(near.tolist(), key=means.__getitem__)
-        bound = float(greatest[first])
-        return Decision("tie", contenders[first], contenders, losses, missed, seeds, bound)
+        shared_count = min(self._counts[row] for row in rows)
+        means = self._costs[rows, :shared_count].mean(axis=1)
+        leader_position = min(leader_positions.tolist(), key=means.__getitem__)
+        leader = contenders[leader_position]
+        bound = float(worst_bounds[leader_position])
+        return Decision("tie", leader, contenders, losses, missed, seeds, bound)
 
 
-def _intervals(differences: Floats, unit: float) -> tuple[Floats, Floats]:
+def _intervals(differences: Floats, unit_radius: float) -> tuple[Floats, Floats]:
     """Return the mean cost difference of pairs of variants, and the half widths of its intervals.
 
     Args:
         differences: differences by pair of variants and seed; float64 [pairs, seeds].
-        unit: half the width of an interval for a sum of squared deviations of 1.
+        unit_radius: half the width of an interval for a sum of squared deviations of 1.
 
     Returns:
         Means and half widths; float64 [pairs] each.
     """
     means = differences.mean(axis=1)
     squares = ((differences - means[:, None]) ** 2).sum(axis=1)
-    equal = np.ptp(differences, axis=1) == 0  # rounding errors must not widen these intervals
-    squares[equal] = 0.0
-    means[equal] = differences[equal, 0]
-    return means, unit * np.sqrt(squares)
+    is_constant = np.ptp(differences, axis=1) == 0  # rounding errors must not widen these intervals
+    squares[is_constant] = 0.0
+    means[is_constant] = differences[is_constant, 0]
+    return means, unit_radius * np.sqrt(squares)

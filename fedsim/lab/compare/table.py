@@ -18,9 +18,9 @@ from fedsim.lab.reading.targets import Target
 from fedsim.records.ledger import LedgerPreset
 
 _NOISE = 1e-12  # relative difference of sums of floats that counts as equal
-_KEYS = ("variant", "baseline")
-_PAIRED = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
-_RESERVED = (*_KEYS, *_PAIRED, "study", "strategy", "runs", "rounds", "seed")
+_PAIR_HEADS = ("variant", "baseline")
+_DIFFERENCE_HEADS = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
+_RESERVED_HEADS = (*_PAIR_HEADS, *_DIFFERENCE_HEADS, "study", "strategy", "runs", "rounds", "seed")
 _OTHER_SEEDS = "other seeds than the baseline"
 _MOST_ROWS = 24
 _MOST_NOTES = 6
@@ -60,12 +60,12 @@ class Comparison:
         self._finals = [metric for metric in metrics if metric.test == "final"]
         requested = {Target.read(target) for target in targets}
         declared = {Target.read(target) for target in lines.targets}
-        all_targets = self._from_easiest(requested | declared)
+        all_targets = self._sort_targets(requested | declared)
         accuracies = [target for target in all_targets if target.metric == "accuracy"]
         self._requested = [target for target in all_targets if target in requested]
-        self._to_others: list[measures.Measure | None] = []
-        for target in all_targets[len(accuracies) :]:
-            self._to_others += [measures.goal_of(goal, target) for goal in TARGETED]
+        self._costs_to_metrics: list[measures.Measure | None] = []
+        for target in all_targets[len(accuracies) :]:  # accuracies are first
+            self._costs_to_metrics += [measures.goal_of(goal, target) for goal in TARGETED]
         self._measures = [*measures.measures(all_targets), *metrics]
         if lines.budget:
             self._measures.append(measures.WITHIN)
@@ -78,35 +78,33 @@ class Comparison:
         self._figures: list[list[measures.Values]] = [
             [missing | computed[run.path] for run in line.runs] for line in lines.lines
         ]
-        self._has_accuracy = any(
-            values[measures.BEST.name] is not None
-            for figures in self._figures
-            for values in figures
-        )
+        all_figures = chain.from_iterable(self._figures)
+        self._has_accuracy = any(values[measures.BEST.name] is not None for values in all_figures)
         self._targets = self._requested or accuracies or all_targets
         if not self._targets:
             self._add_usual_target()
 
-    def _from_easiest(self, targets: set[Target]) -> list[Target]:
+    def _sort_targets(self, targets: set[Target]) -> list[Target]:
         """Sort targets by metric, accuracy first, and then from the easiest to the hardest.
 
         Raises:
             ScenarioError: a target is of a metric that no run has.
         """
-        best: dict[str, measures.Preferred] = {}
+        best_directions: dict[str, measures.Preferred] = {}
         for metric in self._finals:
-            best[metric.quantity] = metric.best
-        best["accuracy"] = "most"
-        best["loss"] = "least"
+            best_directions[metric.quantity] = metric.best
+        best_directions["accuracy"] = "most"
+        best_directions["loss"] = "least"
         for target in sorted(targets):
-            if target.metric not in best:
-                hint = f"{', '.join(sorted(best))}{nearest(target.metric, best)}"
+            if target.metric not in best_directions:
+                hint = nearest(target.metric, best_directions)
                 raise ScenarioError(
-                    f"--target is of {target.metric!r}, which no run has; they have {hint}"
+                    f"--target is of {target.metric!r}, which no run has; they have "
+                    f"{', '.join(sorted(best_directions))}{hint}"
                 )
 
         def rank(target: Target) -> tuple[bool, str, float]:
-            sign = -1 if best[target.metric] == "least" else 1
+            sign = -1 if best_directions[target.metric] == "least" else 1
             return target.metric != "accuracy", target.metric, sign * target.value
 
         return sorted(targets, key=rank)
@@ -116,8 +114,8 @@ class Comparison:
         if target is None:
             return
         self._targets = [target]
-        for line, figures in zip(self.lines.lines, self._figures, strict=True):
-            for run, values in zip(line.runs, figures, strict=True):
+        for line, figures_of_line in zip(self.lines.lines, self._figures, strict=True):
+            for run, values in zip(line.runs, figures_of_line, strict=True):
                 values |= measures.costs_until(run, target)
 
     def tables(self) -> list[ComparedTable]:
@@ -136,7 +134,7 @@ class Comparison:
         Cells are means over seeds with their intervals. Further columns are cost ratios to the
         baseline.
         """
-        columns = [*self._identity(), *map(self._column, self._measures)]
+        columns = [*self._identity_columns(), *map(self._mean_column, self._measures)]
         if self.lines.baseline:
             columns += self._ratio_columns()
         notes = []
@@ -147,7 +145,7 @@ class Comparison:
                 "Means over seeds with 95 % intervals (Student's t). A line has a mean if all its "
                 "seeds have the figure; otherwise the cell says why not."
             )
-        return ComparedTable(tuple(columns), (*notes, *_undone(self.lines)))
+        return ComparedTable(tuple(columns), (*notes, *_describe_undone(self.lines)))
 
     def _ratio_columns(self) -> Iterator[ComparedColumn]:
         """Yield a column per cost with each line's ratio to its baseline.
@@ -163,7 +161,7 @@ class Comparison:
             for line_index, baseline_index in enumerate(self.lines.baselines):
                 ratio = self._ratio(measure, line_index)
                 if ratio is None:
-                    cells.append(self._absence(measure, line_index, baseline_index))
+                    cells.append(self._absent_cell(measure, line_index, baseline_index))
                 else:
                     cells.append(ratio)
             head = f"{measure.name} to {baseline_word} (ratio)"
@@ -176,24 +174,24 @@ class Comparison:
         """
         answers = self.answers()
         rows = self._short_rows(answers)
-        identity = self._identity()
+        identity = self._identity_columns()
         if not self.lines.are_runs:
             identity = [column for column in identity if column.head != "strategy"]
         columns = []
-        for column in (*identity, *map(self._column, self._short_measures(answers))):
+        for column in (*identity, *map(self._mean_column, self._short_measures(answers))):
             cells = tuple(column.cells[row] for row in rows)
             column = replace(column, topic="", cells=cells)
             if not column.is_empty:
                 columns.append(column)
         notes = []
-        hidden = len(self._figures) - len(rows)
-        if hidden:
-            lines = "lines are" if hidden > 1 else "line is"
-            notes.append(f"{hidden} more {lines} not shown here.")
-        undone = list(_undone(self.lines))
-        notes += undone[:_MOST_NOTES]
-        if len(undone) > _MOST_NOTES:
-            count = len(undone) - _MOST_NOTES
+        hidden_count = len(self._figures) - len(rows)
+        if hidden_count:
+            noun_and_verb = "lines are" if hidden_count > 1 else "line is"
+            notes.append(f"{hidden_count} more {noun_and_verb} not shown here.")
+        undone_sentences = list(_describe_undone(self.lines))
+        notes += undone_sentences[:_MOST_NOTES]
+        if len(undone_sentences) > _MOST_NOTES:
+            count = len(undone_sentences) - _MOST_NOTES
             notes.append(f"{counted(count, 'more line')} {'is' if count == 1 else 'are'} not done.")
         return ComparedTable(tuple(columns), tuple(notes))
 
@@ -218,6 +216,7 @@ class Comparison:
         return rows + unranked[: max(0, _MOST_ROWS - len(rows))]
 
     def _short_measures(self, answers: Sequence[WorldAnswer]) -> list[measures.Measure]:
+        """Return the short table's measures: accuracies, costs to targets, wasted compute."""
         targets: list[Target | None] = [*self._requested]
         if not targets:
             answered = [answer.target for answer in answers]
@@ -233,7 +232,13 @@ class Comparison:
         if not goals:
             goals = [measures.TIME, measures.TRAFFIC]
         selection = dict.fromkeys(
-            [measures.FINAL, *self._finals, *goals, *self._to_others, measures.WASTED_COMPUTE]
+            [
+                measures.FINAL,
+                *self._finals,
+                *goals,
+                *self._costs_to_metrics,
+                measures.WASTED_COMPUTE,
+            ]
         )
         return [measure for measure in selection if measure is not None]
 
@@ -251,13 +256,13 @@ class Comparison:
         rows: list[dict[str, Cell]] = []
         for line, figures in zip(self.lines.lines, self._figures, strict=True):
             for run, values in zip(line.runs, figures, strict=True):
-                row = self._point(line)
+                row = self._point_cells(line)
                 row["strategy"] = line.strategy
                 row["seed"] = int(run.summary["seed"])
                 for measure in self._measures:
                     row[measure.head] = values[measure.name]
                 rows.append(row)
-        heads = ["variant", *self._heads.values(), "strategy", "seed"]
+        heads = ["variant", *self._heads_of_keys.values(), "strategy", "seed"]
         heads += [measure.head for measure in self._measures]
         return ComparedTable.of(heads, rows)
 
@@ -274,22 +279,28 @@ class Comparison:
             One row per variant and measure, such as time or accuracy.
         """
         rows: list[dict[str, Cell]] = []
-        for line_index, base in self._compared():
+        for line_index, baseline_index in self._lines_with_baseline():
             for measure in self._measures:
-                pairs = self._pairs(line_index, base, measure)
-                row = self._paired_point(line_index, base)
+                pairs = self._pairs(line_index, baseline_index, measure)
+                row = self._pair_cells(line_index, baseline_index)
                 row["measure"] = measure.name
                 row["unit"] = measure.unit
                 row["pairs"] = len(pairs)
                 for seed, (above, below) in pairs.items():
                     row[f"seed {seed}"] = above - below
-                if pairs and len(pairs) == self._pairs_expected(line_index, base, len(seeds)):
+                expected = self._pairs_expected(line_index, baseline_index, len(seeds))
+                if pairs and len(pairs) == expected:
                     difference = _mean_difference(pairs)
                     row["mean difference"] = difference.mean
                     row["low"], row["high"] = difference.edges
                     row["ratio"] = self._ratio(measure, line_index)
                 rows.append(row)
-        heads = [*_KEYS, *self._heads.values(), *_PAIRED, *(f"seed {seed}" for seed in seeds)]
+        heads = [
+            *_PAIR_HEADS,
+            *self._heads_of_keys.values(),
+            *_DIFFERENCE_HEADS,
+            *(f"seed {seed}" for seed in seeds),
+        ]
         return ComparedTable.of(heads, rows)
 
     def differences(self) -> ComparedTable:
@@ -297,15 +308,17 @@ class Comparison:
 
         There is a column for each measure, such as time or accuracy.
         """
-        compared = list(self._compared())
-        points = [self._paired_point(line_index, base) for line_index, base in compared]
-        columns = [*ComparedTable.of([*_KEYS, *self._heads.values()], points).columns]
+        compared = list(self._lines_with_baseline())
+        points = [
+            self._pair_cells(line_index, baseline_index) for line_index, baseline_index in compared
+        ]
+        columns = [*ComparedTable.of([*_PAIR_HEADS, *self._heads_of_keys.values()], points).columns]
         for measure in self._measures:
             cells: list[Cell] = []
-            for line_index, base in compared:
-                pairs = self._all_pairs(line_index, base, measure)
+            for line_index, baseline_index in compared:
+                pairs = self._all_pairs(line_index, baseline_index, measure)
                 difference = _mean_difference(pairs) if pairs else None
-                cells.append(difference or self._absence(measure, line_index, base))
+                cells.append(difference or self._absent_cell(measure, line_index, baseline_index))
             columns.append(
                 ComparedColumn(
                     measure.head,
@@ -322,7 +335,7 @@ class Comparison:
         return ComparedTable(tuple(columns), (note,) if compared else ())
 
     @cached_property
-    def _heads(self) -> dict[str, str]:
+    def _heads_of_keys(self) -> dict[str, str]:
         """Dict from key of the grid to the head of its column in tables.
 
         It is the last part of the key, or the whole key if another column has this
@@ -334,25 +347,25 @@ class Comparison:
         heads = {}
         for key in keys:
             short = short_key(key, keys)
-            heads[key] = key if short in _RESERVED else short
+            heads[key] = key if short in _RESERVED_HEADS else short
         return heads
 
-    def _point(self, line: ComparedLine) -> dict[str, Cell]:
+    def _point_cells(self, line: ComparedLine) -> dict[str, Cell]:
         point: dict[str, Cell] = {"variant": line.name}
         for key, value in line.point:
-            point[self._heads[key]] = format_value(value)
+            point[self._heads_of_keys[key]] = format_value(value)
         return point
 
-    def _paired_point(self, line_index: int, base: int) -> dict[str, Cell]:
-        point = self._point(self.lines.lines[line_index])
-        point["baseline"] = self.lines.lines[base].name
+    def _pair_cells(self, line_index: int, baseline_index: int) -> dict[str, Cell]:
+        point = self._point_cells(self.lines.lines[line_index])
+        point["baseline"] = self.lines.lines[baseline_index].name
         return point
 
-    def _identity(self) -> list[ComparedColumn]:
+    def _identity_columns(self) -> list[ComparedColumn]:
         """Return the columns that identify a row: run or variant, strategy, grid values, seed."""
         rows: list[dict[str, Cell]] = []
         for line in self.lines.lines:
-            row = self._point(line)
+            row = self._point_cells(line)
             row["study"] = line.study or None
             row["strategy"] = line.strategy
             row["runs"] = len(line.runs)
@@ -363,16 +376,17 @@ class Comparison:
         heads = ["run", "strategy", "seed"]
         if not self.lines.are_runs:
             studies = {line.study for line in self.lines.lines}
-            heads = ["variant", *self._heads.values(), "strategy", "runs"]
+            heads = ["variant", *self._heads_of_keys.values(), "strategy", "runs"]
             if len(studies) > 1:
                 heads.insert(1, "study")
         return [*ComparedTable.of(heads, rows).columns]
 
-    def _column(self, measure: measures.Measure) -> ComparedColumn:
+    def _mean_column(self, measure: measures.Measure) -> ComparedColumn:
+        """Return the column of a measure: each line's mean over its runs, or why there is none."""
         cells = []
         for line_index, figures in enumerate(self._figures):
-            mean = _mean([values[measure.name] for values in figures], measure.most)
-            cells.append(self._absence(measure, line_index) if mean is None else mean)
+            mean = _mean_cell([values[measure.name] for values in figures], measure.most)
+            cells.append(self._absent_cell(measure, line_index) if mean is None else mean)
         return ComparedColumn(
             measure.head,
             tuple(cells),
@@ -388,8 +402,8 @@ class Comparison:
             return "tests"
         return measure.topic
 
-    def _absence(
-        self, measure: measures.Measure, line_index: int, base: int | None = None
+    def _absent_cell(
+        self, measure: measures.Measure, line_index: int, baseline_index: int | None = None
     ) -> Absent | None:
         """Return a cell with the reason why a variant lacks a value, or a change from its baseline.
 
@@ -398,60 +412,65 @@ class Comparison:
         Args:
             measure: the measure, such as the time to a target.
             line_index: index of the line.
-            base: index of its baseline; None if the cell is not relative to it.
+            baseline_index: index of its baseline; None if the cell is not relative to it.
         """
         figures = [values[measure.name] for values in self._figures[line_index]]
-        reason = absence(measure, self.lines.lines[line_index], figures)
-        if not reason and base is not None:
-            figures = [values[measure.name] for values in self._figures[base]]
-            reason = absence(measure, self.lines.lines[base], figures)
-            reason = reason and f"baseline: {reason}"
-            if not reason and self.lines.seeds_of(line_index) != self.lines.seeds_of(base):
+        reason = explain_absence(measure, self.lines.lines[line_index], figures)
+        if not reason and baseline_index is not None:
+            figures = [values[measure.name] for values in self._figures[baseline_index]]
+            reason = explain_absence(measure, self.lines.lines[baseline_index], figures)
+            seeds = self.lines.seeds_of(line_index)
+            if reason:
+                reason = f"baseline: {reason}"
+            elif seeds != self.lines.seeds_of(baseline_index):
                 reason = _OTHER_SEEDS
         return Absent(reason) if reason else None
 
-    def _compared(self) -> Iterator[tuple[int, int]]:
+    def _lines_with_baseline(self) -> Iterator[tuple[int, int]]:
         """Yield the indices of each line (variant or run) with a baseline, and of the baseline."""
-        for line_index, base in enumerate(self.lines.baselines):
-            if base is not None and base != line_index:
-                yield line_index, base
+        for line_index, baseline_index in enumerate(self.lines.baselines):
+            if baseline_index is not None and baseline_index != line_index:
+                yield line_index, baseline_index
 
-    def _pairs(self, line_index: int, base: int, measure: measures.Measure) -> Pairs:
+    def _pairs(self, line_index: int, baseline_index: int, measure: measures.Measure) -> Pairs:
+        """Return a measure of a line and of its baseline, by seed, if both have a value."""
         values = self.lines.by_seed(line_index, self._figures[line_index], measure.name)
-        base_values = self.lines.by_seed(base, self._figures[base], measure.name)
-        return {
-            seed: (value, base_values[seed])
-            for seed, value in values.items()
-            if seed in base_values
-        }
+        baseline_values = self.lines.by_seed(
+            baseline_index, self._figures[baseline_index], measure.name
+        )
+        pairs = {}
+        for seed, value in values.items():
+            if seed in baseline_values:
+                pairs[seed] = (value, baseline_values[seed])
+        return pairs
 
-    def _all_pairs(self, line_index: int, base: int, measure: measures.Measure) -> Pairs:
+    def _all_pairs(self, line_index: int, baseline_index: int, measure: measures.Measure) -> Pairs:
         """Return a measure of a line and of its baseline by seed; empty unless all runs pair up.
 
         Args:
             line_index: index of the line.
-            base: index of the baseline.
+            baseline_index: index of the baseline.
             measure: the measure, such as the time to a target.
 
         Returns:
             Dict from seed to the two figures.
         """
-        pairs = self._pairs(line_index, base, measure)
-        runs = max(len(self._figures[line_index]), len(self._figures[base]))
-        return pairs if len(pairs) == self._pairs_expected(line_index, base, runs) else {}
+        pairs = self._pairs(line_index, baseline_index, measure)
+        runs = max(len(self._figures[line_index]), len(self._figures[baseline_index]))
+        return pairs if len(pairs) == self._pairs_expected(line_index, baseline_index, runs) else {}
 
-    def _pairs_expected(self, line_index: int, base: int, usual: int) -> int:
+    def _pairs_expected(self, line_index: int, baseline_index: int, usual_count: int) -> int:
         """Return how many seeds a line shares with its baseline, if no run lacks a value.
 
         Args:
             line_index: index of the line.
-            base: index of the baseline.
-            usual: the result if all lines have the same seeds. If seeds were added to some lines,
-                the count of seeds that both lines have is returned instead.
+            baseline_index: index of the baseline.
+            usual_count: the result if all lines have the same seeds. If seeds were added to some
+                lines, the count of seeds that both lines have is returned instead.
         """
         if self.lines.until_sure is None:
-            return usual
-        return len(self.lines.seeds_of(line_index) & self.lines.seeds_of(base))
+            return usual_count
+        return len(self.lines.seeds_of(line_index) & self.lines.seeds_of(baseline_index))
 
     def _ratio(self, measure: measures.Measure, line_index: int) -> float | None:
         """Return the mean ratio of a variant's cost to its baseline's cost, over their seeds.
@@ -462,34 +481,38 @@ class Comparison:
             measure: the cost, such as the time to a target.
             line_index: index of the line.
         """
-        base = self.lines.baselines[line_index]
-        if base is None or not measure.is_cost:
+        baseline_index = self.lines.baselines[line_index]
+        if baseline_index is None or not measure.is_cost:
             return None
-        pairs = self._all_pairs(line_index, base, measure)
+        pairs = self._all_pairs(line_index, baseline_index, measure)
         if not pairs:
             return None
-        ratio = ratio_of(*zip(*pairs.values(), strict=True))
+        costs, baseline_costs = zip(*pairs.values(), strict=True)
+        ratio = ratio_of(costs, baseline_costs)
         return None if ratio is None else ratio.mean
 
 
 def _mean_difference(pairs: Pairs) -> Estimate:
-    difference = paired_difference(
-        [above for above, _ in pairs.values()], [below for _, below in pairs.values()]
-    )
-    noise = _NOISE * max(map(abs, chain.from_iterable(pairs.values())))
+    """Return the mean difference of pairs, with its interval.
 
-    def denoise(edge: float) -> float:
-        return 0.0 if abs(edge) <= noise else edge
+    A mean, or an end of the interval, that may be a rounding error is 0.
+    """
+    above, below = zip(*pairs.values(), strict=True)
+    difference = paired_difference(above, below)
+    most_error = _NOISE * max(map(abs, (*above, *below)))
+
+    def drop_rounding_error(value: float) -> float:
+        return 0.0 if abs(value) <= most_error else value
 
     return Estimate(
-        denoise(difference.mean),
-        denoise(difference.low),
-        denoise(difference.high),
+        drop_rounding_error(difference.mean),
+        drop_rounding_error(difference.low),
+        drop_rounding_error(difference.high),
         difference.pairs,
     )
 
 
-def _mean(values: Sequence[float | int | None], most: float) -> Cell:
+def _mean_cell(values: Sequence[float | int | None], most: float) -> Cell:
     """Return a cell with the mean of a measure over runs, with its interval.
 
     A single value is returned unchanged. None if any value is None.
@@ -507,7 +530,7 @@ def _mean(values: Sequence[float | int | None], most: float) -> Cell:
     return replace(mean, low=max(mean.low, 0.0), high=min(mean.high, most))
 
 
-def absence(
+def explain_absence(
     measure: measures.Measure, line: ComparedLine, figures: Sequence[float | int | None]
 ) -> str:
     """Return the reason why a variant has no mean of a measure, such as "not reached".
@@ -536,7 +559,7 @@ def absence(
     return "" if measure.topic == "fairness and groups" else "not measured"
 
 
-def _undone(lines: Lines) -> Iterator[str]:
+def _describe_undone(lines: Lines) -> Iterator[str]:
     """Yield a sentence on each variant of which runs are missing or were not run to their end."""
     for line in lines.lines:
         if len(line.runs) < line.planned:

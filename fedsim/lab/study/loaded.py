@@ -10,7 +10,7 @@ from fedsim.common.files import require_regular
 from fedsim.common.round_words import counted
 from fedsim.lab.compare.columns import ComparedTable
 from fedsim.lab.compare.lines import Lines, read_lines
-from fedsim.lab.compare.show import in_full
+from fedsim.lab.compare.show import plain_columns
 from fedsim.lab.compare.table import Comparison
 from fedsim.lab.loading import LoadedRun, find_drawing, load_run
 from fedsim.lab.reading.study_folder import TRIALS, read_index
@@ -132,21 +132,21 @@ class LoadedStudy:
     def __repr__(self) -> str:
         return (
             f"<fedsim study {str(self.path)!r}: {counted(len(self.variants), 'variant')}, "
-            f"{counted(self._planned, 'run')}>"
+            f"{counted(self._run_count, 'run')}>"
         )
 
     def _repr_html_(self) -> str:
-        done = sum(len(line.runs) for line in self._lines.lines)
-        facts = {
+        done_count = sum(len(line.runs) for line in self._lines.lines)
+        entries = {
             "study": self.index.name,
             "variants": ", ".join(self.variants),
-            "runs that are done": f"{done} of {self._planned}",
+            "runs that are done": f"{done_count} of {self._run_count}",
             "seeds": ", ".join(map(str, self.index.seeds)),
         }
-        return as_html(f"study {self.path.name}", facts)
+        return as_html(f"study {self.path.name}", entries)
 
     @property
-    def _planned(self) -> int:
+    def _run_count(self) -> int:
         return sum(len(variant.runs) for variant in self.index.variants)
 
     @cached_property
@@ -162,6 +162,6 @@ def _to_frame(table: ComparedTable) -> "pd.DataFrame":
     """Convert a table of a comparison to a DataFrame; a column without any value becomes NaN."""
     import pandas as pd
 
-    frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})
+    frame = pd.DataFrame({column.head: list(column.cells) for column in plain_columns(table)})
     empty = [head for head in frame if frame[head].isna().all()]
     return frame.astype(dict.fromkeys(empty, float))
