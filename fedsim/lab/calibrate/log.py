@@ -447,12 +447,7 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete_kinds: list[str]
     for row in _iterate(ordered.sort_values(["start", "order"], kind="stable")):
         task = last_task_of_round.get(row.round, {})
         last_step = next(reversed(task.values()), None)
-        if (
-            last_step is not None
-            and row.what == last_step.what != "train"
-            and _overlap(last_step, row)
-        ):
-            # simultaneous pieces of one transfer
+        if last_step is not None and _are_pieces(last_step, row):
             end = max(last_step.end, row.end)
             task[row.what] = last_step._replace(end=end, bytes=last_step.bytes + row.bytes)
             continue
@@ -461,7 +456,8 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete_kinds: list[str]
             _check_overlap(client, last_training, row)
             last_training = row
         if last_step is None or row.order <= last_step.order:
-            if last_task_of_round and row.round < next(reversed(last_task_of_round)):
+            latest_round = next(reversed(last_task_of_round), row.round)
+            if row.round < latest_round:
                 raise DataError(
                     f"{client} does {_describe(row)} in a round that is over; rounds are to grow "
                     "with time"
@@ -473,6 +469,11 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete_kinds: list[str]
     for task in tasks:
         _check_complete(client, task, complete_kinds)
     return tasks
+
+
+def _are_pieces(earlier: _Row, later: _Row) -> bool:
+    """Whether two rows are simultaneous pieces of one transfer."""
+    return later.what == earlier.what != "train" and _overlap(earlier, later)
 
 
 def _overlap(earlier: _Row, later: _Row) -> bool:

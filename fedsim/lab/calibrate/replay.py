@@ -290,16 +290,16 @@ def choose_held_out(log: Log) -> Flags:
 
 
 def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
-    """Predict the durations of a log's rounds, as means over several fitted worlds.
+    """Predict the durations of a log's rounds by simulation, to compare them with the log.
 
-    The calibration compares the prediction with the log, to tell the user how good the fit is.
-    Each round is replayed with its own tasks. If the server is asynchronous, updates per second are
-    predicted instead.
+    The tasks of each round are simulated in each of several worlds, which have the clients' fitted
+    speeds and links; durations are means over the worlds. If the server is asynchronous, updates
+    per second are predicted instead.
 
     Args:
         log: the log.
         is_held_out: whether each round is held out of the fit; bool [rounds].
-        worlds: fitted worlds, each replayed with its own seed.
+        worlds: the fitted worlds; the seed of the jitter in a world is its index.
     """
     if log.synchronous:
         return _predict_rounds(log, is_held_out, worlds)
