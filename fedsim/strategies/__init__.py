@@ -47,7 +47,7 @@ STRATEGIES = _Strategies(
     {
         "cata-fed": (
             f"{_TOOLS}.cata_fed:CataFed",
-            "CATA-Fed: what fits the time given, cohorts of like data size",
+            "CATA-Fed: as many epochs as fit into the time, cohorts of similar data size",
         ),
         "ca2fl": (
             f"{_TOOLS}.ca2fl:CA2FL",
@@ -55,11 +55,11 @@ STRATEGIES = _Strategies(
         ),
         "cfl": (
             f"{_TOOLS}.cfl:CFL",
-            "CFL: clusters are cut in two where clients pull in different directions",
+            "CFL: clusters whose updates disagree are split in two",
         ),
         "ditto": (
             f"{_TOOLS}.ditto:Ditto",
-            "Ditto: a model of its own for every device, held near the global one",
+            "Ditto: a personal model for every device, held near the global one",
         ),
         "diloco": (
             f"{_PEERS}.diloco:DiLoCo",
@@ -71,9 +71,12 @@ STRATEGIES = _Strategies(
         ),
         "fedasync": (
             f"{_HERE}.fedasync:FedAsync",
-            "FedAsync: each update is mixed in as it comes, the less the staler",
+            "FedAsync: each update is mixed in as it arrives, weighted by its staleness",
         ),
-        "fedat": (f"{_TOOLS}.fedat:FedAT", "FedAT: tiers of like speed, each in rounds of its own"),
+        "fedat": (
+            f"{_TOOLS}.fedat:FedAT",
+            "FedAT: tiers of similar speed, each with its own rounds",
+        ),
         "fedavg": (
             f"{_HERE}.fedavg:FedAvg",
             "FedAvg: the mean of the cohort's models, weighted by samples",
@@ -85,7 +88,7 @@ STRATEGIES = _Strategies(
         ),
         "epidemic": (
             f"{_PEERS}.rounds:Epidemic",
-            "Epidemic learning: each device sends its model to some at random",
+            "Epidemic learning: each device sends its model to a few random devices",
         ),
         "fedcompass": (
             f"{_TOOLS}.fedcompass:FedCompass",
@@ -102,7 +105,7 @@ STRATEGIES = _Strategies(
         "fedgroup": (f"{_TOOLS}.flexcfl:FlexCFL", "FedGroup: FlexCFL without migration"),
         "fednova": (
             f"{_TOOLS}.fednova:FedNova",
-            "FedNova: updates count by direction, whatever number of steps they are",
+            "FedNova: updates are normalised by their counts of local steps",
         ),
         "fedper": (
             f"{_TOOLS}.fedper:FedPer",
@@ -117,14 +120,17 @@ STRATEGIES = _Strategies(
             f"{_TOOLS}.fesem:FeSEM",
             "FeSEM: each client belongs to the group whose model is nearest to its own",
         ),
-        "fesem-mig": (f"{_TOOLS}.fesem:FeSEM", "FeSEM: by the name that it has where data shift"),
+        "fesem-mig": (
+            f"{_TOOLS}.fesem:FeSEM",
+            "FeSEM: the same as fesem; FlexCFL's tables name it FeSEM-MIG",
+        ),
         "fl-hc": (
             f"{_TOOLS}.fl_hc:FLHC",
-            "FL+HC: devices are clustered once, by what training changes in the common model",
+            "FL+HC: devices are clustered once, by their updates of the common model",
         ),
         "flexcfl": (
             f"{_TOOLS}.flexcfl:FlexCFL",
-            "FlexCFL: groups by the direction of first updates, and migration",
+            "FlexCFL: groups by the direction of devices' first updates, and migration",
         ),
         "flora": (
             f"{_TOOLS}.flora:FLoRA",
@@ -136,7 +142,7 @@ STRATEGIES = _Strategies(
         ),
         "fpfc": (
             f"{_TOOLS}.fpfc:FPFC",
-            "FPFC: a model for each device, fused with those that come near it",
+            "FPFC: a model for each device, drawn towards similar models",
         ),
         "gossip": (
             f"{_PEERS}.rounds:Gossip",
@@ -152,7 +158,7 @@ STRATEGIES = _Strategies(
         ),
         "hierfavg": (
             f"{_TOOLS}.hierfavg:HierFAVG",
-            "HierFAVG: means of clients at edge servers, and now and then of these",
+            "HierFAVG: edge servers average their clients' models, the server theirs",
         ),
         "hypcluster": (
             f"{_TOOLS}.ifca:HypCluster",
@@ -176,7 +182,7 @@ STRATEGIES = _Strategies(
         ),
         "local": (
             f"{_TOOLS}.local:Local",
-            "Local training: every device by itself, nothing is sent",
+            "Local training: every device trains alone, and nothing is sent",
         ),
         "local-sgd": (
             f"{_PEERS}.diloco:LocalSGD",
@@ -200,17 +206,20 @@ STRATEGIES = _Strategies(
         ),
         "refl": (
             f"{_TOOLS}.refl:REFL",
-            "REFL: late updates count too, the less the staler they are",
+            "REFL: late updates are used too, weighted by their staleness",
         ),
         "rfedavg": (
             f"{_TOOLS}.rfedavg:RFedAvg",
-            "RFedAvg: clusters of like gradients, reweighted to balance classes",
+            "RFedAvg: clusters of similar gradients, reweighted to balance classes",
         ),
         "scaffold": (
             f"{_HERE}.scaffold:Scaffold",
             "SCAFFOLD: local steps corrected by control variates",
         ),
-        "tifl": (f"{_TOOLS}.tifl:TiFL", "TiFL: a cohort out of one tier of like speed or size"),
+        "tifl": (
+            f"{_TOOLS}.tifl:TiFL",
+            "TiFL: each round asks clients of one tier, of similar speed or data size",
+        ),
     },
     usual="fedavg",
     key="strategy",

@@ -25,9 +25,9 @@ class Traits:
             ``StrategyParams.averages_updates``.
         accumulated_contents: names of contents that device and server each add up over rounds, so
             that codecs store no residuals (``Codec.for_added_up``).
-        kept_by: the decider of which tensors stay on the devices: the ``scenario`` (``model.keep``
-            or ``model.send``) or the ``strategy`` (``StrategyParams.stays``). ``nobody``: no tensor
-            stays there.
+        kept_by: whether the ``scenario`` (``model.keep`` or ``model.send``) or the ``strategy``
+            (``StrategyParams.stays``) decides which tensors stay on the devices. ``nobody``: no
+            tensor stays there.
         late_goes_on: whether the deadline closes the round without ending the open tasks. The
             record of the round then has no deadline.
     """

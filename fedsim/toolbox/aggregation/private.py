@@ -370,9 +370,10 @@ class Private(Aggregation):
         weights: Sequence[float],
         otherwise: Ref,
     ) -> Ref:
+        """Return the private mean; with ``adaptive``, the next bound is computed and stored too."""
         is_central = self.where == "central"
         client_changes = changes(server, entries)
-        # the bound that the last round has adapted; none in the first round
+        # this round uses the bound that the last round has adapted; the first round has none
         adapted_clips = [] if state.clip is None else [state.clip]
         stream_id = entries[0]["task"]  # unique, as a task is in one aggregation only
         if self.adaptive is not None:

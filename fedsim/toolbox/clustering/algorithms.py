@@ -198,6 +198,7 @@ def _best_medoid(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64)
 
 
 def _build_medoids(distance: Matrix, groups: int) -> NDArray[np.int64]:
+    """Choose medoids one by one, each the device that most lowers the sum of distances."""
     medoids = list[int]()
     to_nearest = np.full(len(distance), np.inf)  # distance of each device to its nearest medoid
     for _ in range(groups):

@@ -180,6 +180,7 @@ class FLANP(BySpeed):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
+        """Return the fastest devices of the stage, then all that have not reported durations."""
         state.round = ids[0]
         if state.stage is None:
             state.stage = self.first

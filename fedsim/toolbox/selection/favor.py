@@ -163,6 +163,7 @@ class FAVOR(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
+        """Return the best profiled devices, then all available devices without a profile."""
         state.round = ids[0]
         # in random order, as some clients are drawn at random
         online = server.clients.sample(server.devices, "select", *ids, among=among)
@@ -219,10 +220,11 @@ class FAVOR(Selection):
     async def choose(
         self, server: Server, state: FAVORState, count: int, answers: Answers
     ) -> list[int]:
+        """Store the profiles of devices, and select clients among these devices."""
         for device, answer in answers.items():
             if state.first is None:
                 state.first = answer["profiled-from"]
-            parts = [(answer["local-model"], 1.0)]
+            parts = [(answer["local-model"], 1.0)]  # if not finite, the first model
             state.local[device] = server.models.mix(parts, otherwise=state.first)
         if answers and server.models.learns:
             if state.axes is None:
@@ -234,6 +236,7 @@ class FAVOR(Selection):
     async def on_round_end(
         self, server: Server, state: FAVORState, received: Updates, models: ModelAssignment
     ) -> None:
+        """Store the round's actions with their reward in the memory, and train the agent."""
         if state.axes is None or not received:
             return
         assert state.first is not None

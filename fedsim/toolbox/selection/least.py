@@ -85,7 +85,7 @@ class LeastAvailable(Selection):
     ) -> list[int]:
         round_number = ids[0]
         availability = state.availability
-        if state.counted != round_number:
+        if state.counted != round_number:  # a round may select several times
             state.counted = round_number
             for device in (*server.clients.idle_devices(), *state.at_work):
                 first_round, rounds = availability.get(device, (round_number, 0))

@@ -132,10 +132,14 @@ class Oort(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
+        """Return reporters by their utility, then newcomers, then clients that were asked often.
+
+        Reporters have reported a training loss, and newcomers have not.
+        """
         state.round = ids[0] + 1  # ids[0] counts rounds from 0, Oort's R from 1
         often_asked = list[int]()
         reporters = list[int]()
-        newcomers = list[int]()  # without a report: never asked, or late
+        newcomers = list[int]()  # never asked, or late
         for device in server.clients.sample(server.devices, "select", *ids, among=among):
             _utility, last_report, _duration_s = state.known.get(device, _NO_ANSWER)
             if state.asked.get(device, 0) >= _MOST_TASKS:
@@ -230,18 +234,20 @@ class Oort(Selection):
         return [reporters[index] for index in indices.tolist()]
 
     def on_task_end(self, server: Server, state: OortState, message: TaskEnd) -> None:
+        """Store the duration of a client's task, and its report for ``learn``."""
         device = message.device
-        if device not in state.begun:
+        if device not in state.begun:  # the strategy has asked it without this selection
             return
         took_s = server.now - state.begun.pop(device)
         utility, last_round, duration_s = state.known.get(device, _NO_ANSWER)
-        if message.outcome == "late":
+        if message.outcome == "late":  # the whole task would have taken longer than ``took_s``
             state.known[device] = (utility, last_round, max(duration_s, took_s))
         elif "training-loss" in message.contents:
             state.known[device] = (utility, last_round, took_s)
             state.reports[device] = (message["trained-on"], message["training-loss"])
 
     async def learn(self, server: Server, state: OortState) -> None:
+        """Compute the utilities of the round's reporters, and let the pacer adapt T to them."""
         reports = state.reports
         state.reports = {}
         harvest = 0.0

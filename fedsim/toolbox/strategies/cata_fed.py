@@ -307,6 +307,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return Training(instruction["model"], epochs, part=part)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
+        """Return the time limit T of a training and its upload, with the upload time to reserve."""
         params = self.params
         limit = Limit(
             budget=instruction[TIME_LIMIT],
@@ -431,7 +432,7 @@ class CataFed(FedAvg[CataFedParams]):
                 await self.on_arrival(device)
             elif clients.await_return(device):
                 self.state.away += 1
-        if not online:
+        if not online:  # then the round waits for a client
             self._open_round()
 
     def select(self) -> list[int]:

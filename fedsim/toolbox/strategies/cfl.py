@@ -116,6 +116,10 @@ class CFL(Grouped[CFLParams]):
         await super().on_start()
 
     def select(self) -> list[int]:
+        """Return all available clients, or ``clients_per_round`` of them.
+
+        With ``order = "recursive"`` they are clients of the cluster that trains in this round.
+        """
         asks_all = self.params.clients_per_round is None
         candidates = None
         if self.params.order == "recursive":
@@ -515,6 +519,7 @@ class CFL(Grouped[CFLParams]):
         return {COLD_START: self.state.models[node]}, COLD_START
 
     async def assign(self, prepared: Sequence[Preparation]) -> None:
+        """Move each prepared device one split down the tree; at a leaf it joins the cluster."""
         node_reached = self.state.node_reached
         for preparation in prepared:
             device = preparation.device

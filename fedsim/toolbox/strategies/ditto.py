@@ -45,7 +45,9 @@ class DittoClient(OwnModelClient[DittoParams]):
         return (Train(personal), *super().work(device, instruction))
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        return self.answer(device, instruction, result, result.earlier[0], self.last(device))
+        personal = result.earlier[0]  # the result of the task's first training
+        last = self.last(device)
+        return self.answer(device, instruction, result, own=personal, otherwise=last)
 
 
 class Ditto(Personal[DittoParams]):

@@ -64,8 +64,9 @@ class FedATClient(Client[FedATParams]):
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        model = instruction["profiling" if instruction.job == "profile" else "model"]
-        return Training(model, self.params.local_epochs, proximal=Proximal(self.params.mu))
+        content = "profiling" if instruction.job == "profile" else "model"
+        epochs = self.params.local_epochs
+        return Training(instruction[content], epochs, proximal=Proximal(self.params.mu))
 
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
@@ -145,6 +146,10 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         return [bisect_left(self.state.cuts, self.state.figures[device]) for device in devices]
 
     def make_tiers(self, devices: list[int]) -> None:
+        """Divide devices into tiers of equal size by their latency, and open each tier's round.
+
+        If there are fewer devices than tiers, the server waits for more.
+        """
         state = self.state
         server = self.server
         tiers = self.params.tiers
@@ -204,6 +209,10 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self._open_round(int(tier))
 
     async def on_task_end(self, message: TaskEnd) -> None:
+        """Store the latency or the update of a device, and close the round of a tier if it ended.
+
+        A tier's round ends with its last task. Without any update it is opened again later.
+        """
         state = self.state
         if self._is_first_task(message.task):
             self._end_first_task(message)

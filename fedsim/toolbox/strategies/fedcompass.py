@@ -143,11 +143,11 @@ class FedCompass(Asynchronous[FedCompassParams]):
     There are no rounds. The server estimates each client's time per local step, and gives each
     client a number of steps between Q_min and Q_max with which it answers together with a group of
     other clients. A client joins the open group that allows it the most steps. If there is none, it
-    opens a new group. It then takes as many steps as it can until the fastest client of another
-    group could answer too, with Q_max steps after that group's latest time. The answers of a group
-    are aggregated when all its clients have answered, or at the group's latest time. A late answer
-    waits for the next aggregation of any group. A client's first answer, which shows its speed, is
-    aggregated at once.
+    opens a new group, and takes as many steps as end before the fastest client of another group
+    could answer again, which is Q_max of that client's steps after that group's latest time. The
+    answers of a group are aggregated when all its clients have answered, or at the group's latest
+    time. A late answer waits for the next aggregation of any group. A client's first answer, which
+    shows its speed, is aggregated at once.
 
     The model w becomes w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - w_i^received) over the answers,
     with N = ``concurrency``, the trained model w_i of client i, the model w_i^received that it had
@@ -323,6 +323,10 @@ class FedCompass(Asynchronous[FedCompassParams]):
             await self._aggregate_group(int(index))
 
     async def on_task_end(self, message: TaskEnd) -> None:
+        """Add an update to its arrival group, or to the late ones; a first update is published.
+
+        A group is aggregated when its last client has answered.
+        """
         state = self.state
         task = state.open.pop(message.task)
         device = message.device

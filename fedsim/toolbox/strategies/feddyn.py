@@ -106,6 +106,7 @@ class FedDyn(FedAvg[FedDynParams]):
     async def next_model(
         self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
+        """Update s by the clients' moves, and return the mean of their models, plus s."""
         state = self.state
         state.moved = await mean_after_changes(
             self.server,

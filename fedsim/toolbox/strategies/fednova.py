@@ -97,6 +97,10 @@ class FedNova(FedProx):
     async def next_model(
         self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
+        """Return the next model, by the aggregation of the normalised updates.
+
+        A normalised update is w + tau_eff (w_i - w) / ||a_i||_1.
+        """
         assert isinstance(self.params, FedNovaParams)
         pull = self.params.mu * self.setting.lr_in(self.state.round)
         steps = [entry["contents"]["steps"] for entry in entries]
@@ -107,8 +111,8 @@ class FedNova(FedProx):
         normalised = []
         for entry, distance in zip(entries, reaches, strict=True):
             factor = tau_eff / distance if distance else 0.0
-            # The normalised update is w + factor (w_i - w). ``mix`` would leave out a model that is
-            # not finite, and give a finite update, which the aggregation would use.
+            # ``mix`` would leave out a model that is not finite, and give a finite update, which
+            # the aggregation would use.
             models = [entry["start"], entry["update"]]
             coefficients = [1 - factor, factor]
             update = self.server.models.apply(weighted_sum, models, coefficients=coefficients)

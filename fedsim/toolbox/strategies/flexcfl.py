@@ -487,6 +487,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
     # inter-group aggregation (Eq. 20)
 
     async def after_aggregation(self) -> None:
+        """Move the models of groups with devices towards each other, if eta_g is above 0."""
         state = self.state
         server = self.server
         params = self.params

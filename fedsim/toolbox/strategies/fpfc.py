@@ -176,6 +176,7 @@ class FPFC(Synchronous[FPFCParams]):
         if device not in models:
             return {"model": self.state.first}
         peers = [peer for peer in models if peer != device]
+        # theta_ij = -theta_ji, and a pair is stored with the smaller ID first
         signs = [1.0 if device < peer else -1.0 for peer in peers]
         parts = [models[device], *(models[peer] for peer in peers)]
         parts += [pairs[min(device, peer), max(device, peer)] for peer in peers]
@@ -278,6 +279,7 @@ class FPFC(Synchronous[FPFCParams]):
         self.state.group = groups
 
     def _average_groups(self) -> None:
+        """Set each group's model to the mean of its devices' models, weighted by samples."""
         groups = self.state.group
         models = self.state.own
         self.state.models = {}

@@ -287,7 +287,7 @@ class Grouped(Synchronous[G]):
         """
         if not (self.params.sweeps and self.params.as_published):
             return []
-        if self.state.round * count >= self.server.devices:
+        if self.state.round * count >= self.server.devices:  # the rounds so far have asked all
             return []
         was_asked = self.state.asked
         online = self.server.clients.idle_devices()
@@ -318,7 +318,9 @@ class Grouped(Synchronous[G]):
         for group in range(len(models)):
             entries = [entry for entry in self.state.received if entry["group"] == group]
             if entries:
-                models[group] = await self.next_model(models[group], entries, group, group=group)
+                models[group] = await self.next_model(
+                    models[group], entries, slot=group, group=group
+                )
         await self.after_aggregation()
 
     def center(self, entry: Entry) -> Ref | None:
@@ -346,10 +348,10 @@ class Grouped(Synchronous[G]):
         unavailable, this method is called again when its task ends, or when it returns.
         """
         state = self.state
-        about_to_be_asked = device in state.cohort and not state.open
-        if device not in state.unprepared or self.is_preparing(device) or about_to_be_asked:
+        if device not in state.unprepared or self.is_preparing(device):
             return
-        if not self.server.clients.idle(device):
+        about_to_be_asked = device in state.cohort and not state.open
+        if about_to_be_asked or not self.server.clients.idle(device):
             return
         preparation = self.preparation(device)
         if preparation is None:
@@ -382,6 +384,10 @@ class Grouped(Synchronous[G]):
         self._prepare_outside_round(device)
 
     async def on_task_end(self, message: TaskEnd) -> None:
+        """Store an ended preparation, or end any other task as ``Synchronous`` does.
+
+        A device that is marked for a preparation is prepared as soon as it is idle.
+        """
         state = self.state
         device = message.device
         if message.task not in state.preparing:

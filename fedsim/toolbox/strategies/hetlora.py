@@ -72,6 +72,10 @@ class HetLoRA(CutModels):
     Params = HetLoRAParams
 
     async def weigh_updates(self, entries: Sequence[Entry]) -> list[float]:
+        """Return weights in proportion to the norms of the updates' adapters, 0 if not finite.
+
+        In runs without learning, and if all norms are 0, the weights are those of ``aggregation``.
+        """
         models = self.server.models
         updates = [entry["update"] for entry in entries]
         if not models.learns:

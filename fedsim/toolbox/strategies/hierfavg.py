@@ -201,6 +201,10 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             self.server.edges.carry(edge, contents, "down", round=state.round)
 
     async def on_carried(self, message: Carried) -> None:
+        """Begin the edge rounds of an edge server, or receive its model after them.
+
+        An edge server whose message was lost leaves the round.
+        """
         edge = message.edge
         edge_round = self.state.edges[edge]
         is_done = message.outcome == "done"
@@ -214,6 +218,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         await self._remove_edge(edge)
 
     def _receive_edge_model(self, message: Carried, edge_round: EdgeRound) -> None:
+        """Store an edge server's model, with the samples of its last edge round as its weight."""
         entry = {
             "task": edge_round.tasks[0],  # an ID, which no other edge server's model has
             "device": None,
@@ -265,6 +270,10 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._end_edge_round(edge)
 
     async def on_task_end(self, message: TaskEnd) -> None:
+        """Store a client's update at its edge server, and end the edge round after the last task.
+
+        A client without an update takes no further part in the round.
+        """
         if message.job == QUESTION:
             await super().on_task_end(message)
             return
@@ -274,7 +283,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         del state.open[message.task]
         edge_round.open.remove(message.task)
         column = self._counted_as(message)
-        state[column] += 1
+        state[column] += 1  # each count of the round is a field
         if column == "valid":
             edge_round.updates.append(self.entry(message))
             edge_round.tasks.append(message.task)

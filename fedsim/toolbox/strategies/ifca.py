@@ -159,6 +159,7 @@ class IFCA(Migrating[IFCAParams]):
             self.settle(preparation.device, group)
 
     async def aggregate(self) -> None:
+        """Move each client to the group that it has chosen, then average each group's updates."""
         received = self.state.received
         chosen_in = self.state.chosen_in
         newcomers = list[int]()
@@ -180,7 +181,7 @@ class IFCA(Migrating[IFCAParams]):
     ) -> Ref:
         if self.params.averaging == "models":
             return await super().next_model(model, entries, slot, **record)
-        # gradient averaging (Algorithm 1, option I)
+        # gradient averaging (Algorithm 1, option I): w + sum_i (w_i - w) / count of all clients
         mix = self.server.models.mix
         share = 1 / len(self.state.received)
         self.record_aggregate(entries, [share] * len(entries), **record)

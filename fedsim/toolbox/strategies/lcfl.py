@@ -128,10 +128,11 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         return super().reply(device, instruction, result)
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        comparison = self.params.second_campaign
-        if comparison is None:  # the device is never asked for its local model again
+        """Store the local model that the server has received, until the server has compared it."""
+        second_job = self.params.second_campaign
+        if second_job is None:  # the device is never asked for its local model again
             return
-        if instruction.job == comparison:
+        if instruction.job == second_job:
             device.state.pop("own", None)
             device.state.pop("gradient", None)
         elif "trains-local" in instruction.contents:
@@ -246,7 +247,8 @@ class LCFL(Grouped[LCFLParams]):
             state.local_models[entry["device"]] = entry["update"]
             state.starts[entry["device"]] = entry["start"]
         if received:
-            state.global_model = await self.next_model(state.global_model, received, _GLOBAL_MODEL)
+            model = state.global_model
+            state.global_model = await self.next_model(model, received, slot=_GLOBAL_MODEL)
 
     def center(self, entry: Entry) -> Ref | None:
         if self.state.clustered:

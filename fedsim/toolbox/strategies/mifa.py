@@ -75,6 +75,7 @@ class MIFA(FedAvg[MIFAParams]):
     state: MIFAState
 
     async def aggregate(self) -> None:
+        """Store the received updates, and move the model by the mean of all stored updates."""
         state = self.state
         mix = self.server.models.mix
         lr = self.setting.lr_in(state.round)

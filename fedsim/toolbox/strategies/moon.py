@@ -38,8 +38,11 @@ class MOONClient(OwnModelClient[MOONParams]):
 
     def __init__(self, params: MOONParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
-        layer_of = {tensor.name.rpartition(".")[0]: tensor.layer for tensor in setting.tensors()}
-        layers = list(layer_of.values())
+        # layer's name -> its class; a layer has several tensors
+        layer_classes = {
+            tensor.name.rpartition(".")[0]: tensor.layer for tensor in setting.tensors()
+        }
+        layers = list(layer_classes.values())
         if params.mu and layers and "Linear" not in layers[1:]:
             raise ScenarioError(
                 "strategy.kind is 'moon', which compares what comes to a model's last dense "
@@ -57,7 +60,8 @@ class MOONClient(OwnModelClient[MOONParams]):
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         assert result.trained is not None
-        return self.answer(device, instruction, result, result.trained, self.last(device))
+        last = self.last(device)
+        return self.answer(device, instruction, result, own=result.trained, otherwise=last)
 
 
 class MOON(FedAvg[MOONParams]):

@@ -114,8 +114,8 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         assert result.trained is not None
-        otherwise = device.state.get("model", instruction["model"])
-        return self.answer(device, instruction, result, result.trained, otherwise)
+        last = device.state.get("model", instruction["model"])
+        return self.answer(device, instruction, result, own=result.trained, otherwise=last)
 
 
 class PFedMe(Personal[PFedMeParams]):

@@ -184,6 +184,7 @@ class REFL(FedAvg[REFLParams]):
             self.state.stale.append(self.entry(message) | {"round": message.round})
 
     async def aggregate(self) -> None:
+        """Aggregate the fresh updates, and the stale ones as changes of the present model."""
         state = self.state
         model = state.model
         fresh = state.received
@@ -226,6 +227,10 @@ class REFL(FedAvg[REFLParams]):
     async def _stale_weights(
         self, fresh: list[Entry], stale: list[Entry], staleness: Sequence[int]
     ) -> list[float]:
+        """Return the weight of each stale update, relative to 1 for a fresh update.
+
+        Without fresh updates, and in runs without learning, it depends on the staleness alone.
+        """
         params = self.params
         models = self.server.models
         if params.stale_weights == "equal":

@@ -136,7 +136,8 @@ def leading(
     for tensor, small, is_in in zip(whole, part, included, strict=True):
         row_size = math.prod(tensor.shape[1:])
         small_row_size = math.prod(small.shape[1:])
-        end = begin + small.size // small_row_size * row_size
+        small_rows = small.size // small_row_size
+        end = begin + small_rows * row_size
         if is_in and small_row_size == row_size:
             ranges.append((begin, end))
         elif is_in:
@@ -211,7 +212,7 @@ class CutModels(FedAvg[CutParams]):
 
     def __init__(self, params: CutParams, server: Server) -> None:
         super().__init__(params, server)
-        for kind in self.setting.kinds or ["none"]:
+        for kind in self.setting.kinds or ["none"]:  # without kinds no table has a size
             if isinstance(params.sizes, dict) and kind not in params.sizes:
                 raise ScenarioError(
                     "strategy.sizes has no size for devices of the kind "

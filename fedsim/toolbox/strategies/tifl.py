@@ -235,6 +235,10 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         return tiers
 
     def make_tiers(self, devices: list[int]) -> None:
+        """Divide devices into tiers of equal width, and open the first round.
+
+        The run is stopped if there is no device, and none can come.
+        """
         state = self.state
         server = self.server
         if devices:
@@ -331,7 +335,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
                 accuracies[tier] = accuracy
         state.accuracies = accuracies
         if self._has_not_risen(previous, accuracies):
-            remaining = [0] * self.params.tiers
+            remaining = [0] * self.params.tiers  # 0 for a tier without members
             for tier, members in enumerate(state.members):
                 if members:
                     remaining[tier] = state.credits[tier]
