@@ -63,6 +63,7 @@ class AppReply:
     The simulated time of the device's work is computed from the cost.
 
     Attributes:
+        reply: the ClientApp's reply.
         bytes: size of the reply (bytes).
         state: ``context.state`` of the device after the reply.
         examples: the reply's metric ``num-examples``; None if it is missing, negative or not
@@ -70,7 +71,6 @@ class AppReply:
         counted: count of FLOPs or samples, as ``AppJob.counts`` requests; None if nothing is
             counted.
         slept_s: time for which the app called ``time.sleep`` (s).
-        reply: the ClientApp's reply.
     """
 
     reply: Message
@@ -193,7 +193,7 @@ def _start_counting(job: AppJob, stack: ExitStack) -> Callable[[], float | None]
             return
         for value in inputs:
             if isinstance(value, torch.Tensor):
-                samples[module] += len(value) if value.dim() > 1 else 1
+                samples[module] += len(value) if value.dim() > 1 else 1  # a vector is a sample
                 return
 
     stack.callback(register_module_forward_pre_hook(count).remove)

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Message
 from fedsim.flower.client_side import find_metric
 from fedsim.flower.params import is_training
 
+# keys of a message's config that may have the app's index of the round
 _ROUND_KEYS = ("server-round", "server_round", "current-round", "current_round", "round")
 
 
@@ -117,13 +118,7 @@ class AppRounds:
     def _begins_round(
         self, app_number: int | None, arrays: ArrayRecord | None, target: tuple[str, int]
     ) -> bool:
-        """Return whether a message begins a round, by its round index, its arrays or its target.
-
-        Args:
-            app_number: the app's own index of the message's round; None if it carries none.
-            arrays: the first arrays of the message; None if it has none.
-            target: type of the message, and node to which it is sent.
-        """
+        """Return whether a message begins a round, by its round index, arrays, or type and node."""
         if self._open_round is None:
             return True
         if app_number is not None:

@@ -323,18 +323,11 @@ class Session(SessionBase):
         return [self._push(message, {}) for message in messages]
 
     def _push(self, message: Message, sizes: dict[int, int]) -> str:
-        """Queue a message for its device, which gets the message at once if it is idle.
+        """Queue a message for its device, and return the message's ID.
 
         Args:
-            message: the message; it gets its ID here.
-            sizes: ``id(content)`` of earlier messages -> bytes; the message's content is added.
-
-        Returns:
-            The ID of the message.
-
-        Raises:
-            ValueError: the message is a reply, has no content or no time to live, or is for an
-                unknown node.
+            message: the message.
+            sizes: ``id(content)`` -> bytes, a cache to which the message's content is added.
         """
         metadata = message.metadata
         is_reply = metadata.reply_to_message_id != ""

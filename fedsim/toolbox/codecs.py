@@ -92,7 +92,8 @@ class Lossy(Codec):
         if self.error_feedback:
             # If the training diverged the residual is replaced; otherwise every later change would
             # contain values that are not finite.
-            zero = arithmetic.mix([(value if start is None else start, 0.0)])
+            nearby = value if start is None else start
+            zero = arithmetic.mix([(nearby, 0.0)])
             otherwise = zero if residual is None else residual
             new_residual = arithmetic.mix([(exact, 1.0), (sent, -1.0)], otherwise=otherwise)
         received = sent

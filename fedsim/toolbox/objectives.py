@@ -29,7 +29,7 @@ UNASKED = -100
 """Target of a token that the model need not predict; it is in no loss and no metric."""
 
 
-def _entropies(outputs: "Tensor", targets: "Tensor") -> "Tensor":
+def _entropy_sums(outputs: "Tensor", targets: "Tensor") -> "Tensor":
     """Compute each sample's sum of cross-entropies over its tokens, and count of tokens, [n, 2]."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -103,7 +103,7 @@ _TOKENS = ("next-token", "masked-token")
 _NUMBERS = ("regression",)
 _LABELLED = ("classification", "multi-label")
 METRICS = {
-    "perplexity": _metric("perplexity", _TOKENS, _entropies, _perplexity),
+    "perplexity": _metric("perplexity", _TOKENS, _entropy_sums, _perplexity),
     "mse": _metric("mse", _NUMBERS, _squares, mean_of_values),
     "rmse": _metric("rmse", _NUMBERS, _squares, _root_of_mean),
     "f1": _metric("f1", _LABELLED, _scores_and_labels, _f1),
@@ -156,7 +156,7 @@ class NextToken(_Tokens):
         return TokenShape.of((shape[0] - 1,), vocabulary, "next"), vocabulary
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        _, outputs = self.sizes(pool.shape, 0)
+        _, outputs = self.sizes(pool.shape, outputs=0)
         return replace(
             pool, x=pool.x[:, :-1], targets=pool.x[:, 1:], outputs=outputs, answers="next"
         )
@@ -180,8 +180,9 @@ class MaskedToken(_Tokens):
         return TokenShape.of(tuple(shape), tokens, "each"), tokens
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        _, tokens = self.sizes(pool.shape, 0)
+        _, tokens = self.sizes(pool.shape, outputs=0)
         draws = streams.generator("world/data/mask").random(pool.x.shape)
+        # the token with the smallest draw is hidden anyway, so that each sample has one
         hidden = (draws < self.share) | (draws == draws.min(axis=1, keepdims=True))
         x = np.where(hidden, pool.vocabulary, pool.x)
         targets = np.where(hidden, pool.x, UNASKED)

@@ -60,24 +60,24 @@ class SwapPart(Shift):
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
         # one draw for all pairs, so that the numbers of a pair do not depend on other pairs
-        chance, first_choice, second_choice = generator.random((3, len(pairs)))
+        pair_draws, first_draws, second_draws = generator.random((3, len(pairs)))
         changes: list[Change] = []
-        for pair in np.flatnonzero(chance < self.probability).tolist():
-            first, second = pairs[pair].tolist()
-            first_shard = data.current(first)
-            second_shard = data.current(second)
+        for pair in np.flatnonzero(pair_draws < self.probability).tolist():
+            first_device, second_device = pairs[pair].tolist()
+            first_shard = data.current(first_device)
+            second_shard = data.current(second_device)
             _require_same_transform(first_shard, second_shard)
             first_labels = _labels(data, first_shard)
             second_labels = _labels(data, second_shard)
             first_exclusive = np.setdiff1d(first_labels, second_labels)
             second_exclusive = np.setdiff1d(second_labels, first_labels)
             if len(first_exclusive) and len(second_exclusive):
-                first_label = _choose(first_exclusive, first_choice[pair])
-                second_label = _choose(second_exclusive, second_choice[pair])
+                first_label = _choose(first_exclusive, first_draws[pair])
+                second_label = _choose(second_exclusive, second_draws[pair])
                 changes += exchange(
                     data,
-                    first,
-                    second,
+                    first_device,
+                    second_device,
                     _exchange_label(data, first_shard, second_shard, first_label, second_label),
                     _exchange_label(data, second_shard, first_shard, second_label, first_label),
                 )
@@ -342,7 +342,7 @@ def _group_of_turns(data: FederatedData) -> dict[int, int]:
     """
     if data.initial_truth is None:
         return {}
-    pairs = set()
+    pairs = set()  # (quarter turns, group)
     for shard, group in zip(data.shards, data.initial_truth.tolist(), strict=False):
         pairs.add((shard.quarter_turns % 4, group))
     turns = {turn for turn, _ in pairs}

@@ -20,6 +20,8 @@ _ACTIVATION_BYTES = 34.0
 _INPUT_BYTES = 2.0  # part of ``_ACTIVATION_BYTES`` that is for the layer's input, in 16 bits
 # bytes per token and word of the vocabulary: a logit and a logarithmic probability in float32
 _LOGIT_BYTES = 8.0
+# shape and count of classes, on which no size of a card depends
+_NO_DATA: tuple[Shape, int] = ((), 0)
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -114,16 +116,16 @@ class ModelCard(PartedModel):
         """Return FLOPs per sample: of the forward pass, and of the gradients of trained weights."""
         token = 2.0 * self.params
         adapters = 2.0 * self._count_adapter_numbers()
-        trained = token if self.lora is None else 2.0 * self.parameters((), 0)
+        trained = token if self.lora is None else 2.0 * self.parameters(*_NO_DATA)
         return self.tokens * (token + adapters), self.tokens * trained
 
     def _count_backward_layers(self) -> int:
         """Return how many layers the backward pass traverses, from the last to the first trained."""
-        first = 0
+        first_trained = 0
         if self.lora is not None:
-            trained = self.trained((), 0)
-            first = min(int(tensor.name.split(".")[1]) for tensor in trained)
-        return self.layers - first
+            trained = self.trained(*_NO_DATA)
+            first_trained = min(int(tensor.name.split(".")[1]) for tensor in trained)
+        return self.layers - first_trained
 
     def _backward_flops(self) -> float:
         """Return FLOPs per sample of the backward pass, for activations and weights."""
@@ -154,8 +156,8 @@ class ModelCard(PartedModel):
         nothing.
         """
         forward, _ = self._forward_and_weight_flops()
-        frozen = self.base_bytes((), 0)
-        trained = 4.0 * self.parameters((), 0)
+        frozen = self.base_bytes(*_NO_DATA)
+        trained = 4.0 * self.parameters(*_NO_DATA)
         # without adapters the passes read a copy of the trained parameters
         weights = frozen or math.ceil(self.params * self.bits / 8)
         shapes = {tensor.name: tensor.shape for tensor in self.trained(shape, classes)}

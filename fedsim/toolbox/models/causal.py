@@ -83,17 +83,7 @@ class CausalModule(Adaptable):
 def _configure(
     family: str, config: Mapping[str, object], vocabulary: int, length: int
 ) -> PreTrainedConfig:
-    """Return the configuration of a model type, with the user's values and without dropout.
-
-    Args:
-        family: model type in ``transformers``.
-        config: the user's values by key, which take precedence over the dropout of 0.
-        vocabulary: count of different tokens.
-        length: greatest length of a sequence.
-
-    Raises:
-        ScenarioError: the type or a key is unknown, or a value is rejected.
-    """
+    """Return the configuration of a model type, with the user's values, or else without dropout."""
     if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         allowed = "a type of causal language model in transformers, such as gpt2 or llama"
         hint = nearest(family, list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))

@@ -151,21 +151,21 @@ class Counted(NamedTuple):
 
     Attributes:
         flops: FLOPs of the call.
-        filled: FLOPs if the channels of a convolution are padded to whole registers; else as
-            ``flops``.
+        padded_flops: FLOPs if the channels of a convolution are padded to whole registers; else
+            as ``flops``.
         traffic: size of operands and results (bytes).
         name: torch's name of the operation.
         kind: class of operations with equal speed on ARM cores, a key of ``_ARM_SHARES`` or
             ``_ARM_PASSES``; ``matrix`` for matrix products.
-        call: fixed cost of the call on a CPU, as the bytes that could be moved in the same time.
+        call_bytes: fixed cost of the call on a CPU, as the bytes that could be moved in its time.
     """
 
     flops: float
-    filled: float
+    padded_flops: float
     traffic: float
     name: str
     kind: str
-    call: float = 0.0
+    call_bytes: float = 0.0
 
     def columns(self) -> tuple[float, ...]:
         """Return the FLOPs and bytes from which the time of the call is computed.
@@ -178,9 +178,9 @@ class Counted(NamedTuple):
         arm_flops = self.flops / _ARM_SHARES.get(self.kind, 1.0)
         arm_moved = self.traffic * _ARM_PASSES.get(self.kind, 0.0)
         return (
-            self.filled,
+            self.padded_flops,
             self.traffic,
-            self.traffic * _PASSES.get(self.name, 0.0) + self.call,
+            self.traffic * _PASSES.get(self.name, 0.0) + self.call_bytes,
             arm_flops,
             arm_moved,
         )
@@ -247,7 +247,7 @@ def _count_step(
     losses: Callable[..., Tensor] = getattr(copied_module, "loss", objective.losses)
     weights = {parameter.untyped_storage()._cdata for parameter in copied_module.parameters()}
     is_unfused = any(map(_is_unfused_layer, copied_module.modules()))
-    call = _CALL_BYTES if is_unfused else 0.0
+    call_bytes = _CALL_BYTES if is_unfused else 0.0
     saved: dict[int, int] = {}
 
     def save(tensor: Tensor) -> Tensor:
@@ -262,27 +262,32 @@ def _count_step(
             optimiser.zero_grad()
             saved.clear()
             with (
-                Counting(call) as forward,
+                Counting(call_bytes) as forward,
                 torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
             ):
                 loss = losses(copied_module(x), y).mean()
-            with Counting(call) as backward:
+            with Counting(call_bytes) as backward:
                 loss.backward()
             with Counting() as update:
                 optimiser.step()
-    tensors = [*copied_module.parameters(), *copied_module.buffers()]
-    for parameter in trained.values():
-        if parameter.grad is not None:
-            tensors.append(parameter.grad)
-    for state in optimiser.state.values():
-        tensors += [value for value in state.values() if isinstance(value, Tensor)]
     return _StepCounts(
         forward.operations,
         backward.operations,
         update.operations,
         saved=float(sum(saved.values())),
-        memory=float(_size(tensors)),
+        memory=float(_training_bytes(copied_module, optimiser)),
     )
+
+
+def _training_bytes(module: nn.Module, optimiser: torch.optim.Optimizer) -> int:
+    """Return the size of weights, buffers, gradients and the optimiser's state (bytes)."""
+    tensors = [*module.parameters(), *module.buffers()]
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            tensors.append(parameter.grad)
+    for state in optimiser.state.values():
+        tensors += [value for value in state.values() if isinstance(value, Tensor)]
+    return _size(tensors)
 
 
 def _is_unfused_layer(part: nn.Module) -> bool:
@@ -303,15 +308,15 @@ class Counting(TorchDispatchMode):
     """Context manager that counts FLOPs and bytes of each torch operation (a dispatch mode).
 
     Args:
-        call: fixed cost of each operation, as bytes that could be moved in the same time.
+        call_bytes: fixed cost of each operation, as bytes that could be moved in its time.
 
     Attributes:
         operations: the counts of the operations, in order.
     """
 
-    def __init__(self, call: float = 0.0) -> None:
+    def __init__(self, call_bytes: float = 0.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.call = call
+        self.call_bytes = call_bytes
         self.operations = list[Counted]()
 
     def __torch_dispatch__(
@@ -341,7 +346,7 @@ class Counting(TorchDispatchMode):
         x, weight, _, stride, _, _, transposed, _, groups, *_ = args
         counts = _count_convolution(x, weight, result, stride, transposed, groups)
         kind = _kind_of_convolution(weight, groups)
-        return Counted(*counts, "convolution", kind, self.call)
+        return Counted(*counts, "convolution", kind, self.call_bytes)
 
     def _count_backward(self, args: Sequence[Any]) -> Counted:
         """Count the backward pass of a convolution.
@@ -352,9 +357,9 @@ class Counting(TorchDispatchMode):
         y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
         counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
         convolutions = sum(output_mask[:2])
-        flops, filled, traffic = (convolutions * number for number in counts)
+        flops, padded_flops, traffic = (convolutions * number for number in counts)
         kind = _kind_of_convolution(weight, groups) + "_backward"
-        return Counted(flops, filled, traffic, "convolution_backward", kind, self.call)
+        return Counted(flops, padded_flops, traffic, "convolution_backward", kind, self.call_bytes)
 
     def _count_other(
         self, func: Operation, args: Sequence[object], kwargs: Mapping[str, object], result: object
@@ -370,7 +375,7 @@ class Counting(TorchDispatchMode):
         traffic = 0
         if not (func.is_view or "empty" in name or name == "_unsafe_view"):
             traffic = _size((args, kwargs)) + _size(result)
-        return Counted(flops, flops, float(traffic), name, kind, self.call)
+        return Counted(flops, flops, float(traffic), name, kind, self.call_bytes)
 
 
 def _count_recurrent(name: str, args: Sequence[Any], traffic: int) -> Counted:
@@ -385,8 +390,8 @@ def _count_recurrent(name: str, args: Sequence[Any], traffic: int) -> Counted:
     passes = 2 if name.endswith("backward") else 1
     numbers = sum(weight.numel() for weight in weights)
     flops = passes * 2.0 * x.shape[0] * x.shape[1] * numbers
-    call = passes * x.shape[0] * _LSTM_STEP_BYTES
-    return Counted(flops, flops, float(traffic), name, "matrix", call)
+    call_bytes = passes * x.shape[0] * _LSTM_STEP_BYTES
+    return Counted(flops, flops, float(traffic), name, "matrix", call_bytes)
 
 
 def _count_convolution(
@@ -419,9 +424,9 @@ def _count_convolution(
         backward = not backward
     flops = float(2 * y.numel() * weight[0].numel())
     padding = math.prod([_padding(x.shape[1]), _padding(y.shape[1])])
-    filled = flops * padding if groups == 1 else flops
+    padded_flops = flops * padding if groups == 1 else flops
     spread = math.prod(stride) if backward else 1
-    return flops, filled, float(_size((x, weight)) + spread * _size(y))
+    return flops, padded_flops, float(_size((x, weight)) + spread * _size(y))
 
 
 def _padding(channels: int) -> float:

@@ -256,7 +256,7 @@ def _read_entries(path: Path) -> list[dict[str, object]]:
         raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
     numbers = number_devices(content, len(content))
     if isinstance(numbers, str) or "" in content:
-        wrong = numbers if isinstance(numbers, str) else ""
+        wrong = numbers if isinstance(numbers, str) else ""  # the first wrong key
         raise DataError(f"'{path}' has the key {show_value(wrong)}; {naming_rule(len(content))}")
     return [
         _parse_entry(path, name, content[name]) for name in sorted(content, key=numbers.__getitem__)

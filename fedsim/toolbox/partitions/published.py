@@ -119,8 +119,8 @@ class Femnist(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbouring_classes(dataset, devices, 3)
-        order = streams.generator("world/data/train")
-        parts = [order.permutation(part)[:4000] for part in dataset.by_class(dataset.train)]
+        generator = streams.generator("world/data/train")
+        parts = [generator.permutation(part)[:4000] for part in dataset.by_class(dataset.train)]
         sizes = streams.generator("world/data/sizes").lognormal(4.0, 1.0, devices) + 5.0
         amounts = np.maximum(_LEAST_PER_CLASS, (sizes / 3).astype(np.int64))
         indices = []
@@ -129,7 +129,8 @@ class Femnist(Partition):
                 pieces = [parts[label][:amount] for label in device_labels]
                 indices.append(np.concatenate(pieces))
         else:
-            indices = _deal(parts, labels, np.repeat(amounts[None, :, None], 3, axis=2), "rest")
+            amounts_by_class = np.repeat(amounts[None, :, None], 3, axis=2)
+            indices = _deal(parts, labels, amounts_by_class, "rest")
         for device, index in enumerate(indices):
             if len(index) < _LEAST_PER_CLASS:
                 raise ScenarioError(
@@ -211,9 +212,9 @@ def _deal(
     """
     pieces: list[list[Index]] = [[] for _ in labels]
     begins = np.zeros(len(parts), dtype=np.int64)
-    for turn, device, slot in np.ndindex(amounts.shape):
+    for pass_index, device, slot in np.ndindex(amounts.shape):
         label = labels[device, slot]
-        amount = amounts[turn, device, slot]
+        amount = amounts[pass_index, device, slot]
         if begins[label] + amount > len(parts[label]):
             if at_end == "skip":
                 continue
@@ -293,6 +294,7 @@ class ClassBias(Partition):
         minor = order[self.classes_per_device :]
         major_size = round(self.share * size) if len(minor) else size
         counts = np.zeros(len(parts), dtype=np.int64)
+        # as equal as possible
         counts[major] = [len(chunk) for chunk in np.array_split(np.arange(major_size), len(major))]
         if len(minor):
             chances = np.full(len(minor), 1.0 / len(minor))
@@ -355,11 +357,11 @@ class ClassImbalance(Partition):
         pieces = []
         for part, total in zip(parts, counts.sum(axis=0), strict=True):
             pieces.append(np.resize(part, total))  # repeats a class that is used up
-        owner = np.concatenate(owners)
-        index = np.concatenate(pieces)
+        device_of_sample = np.concatenate(owners)
+        samples = np.concatenate(pieces)
         test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
         truth = counts.argmax(axis=1) if self.classes_per_device == 1 else None
-        return federated(dataset, gather(owner, index, devices), test, truth)
+        return federated(dataset, gather(device_of_sample, samples, devices), test, truth)
 
     def _draw_counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
         """Draw how many samples of each class a device has, int64 [C].

@@ -389,7 +389,7 @@ class Peers(Strategy[P]):
         consensus = await server.models.consensus(number, [model for model, _ in models.values()])
         updates = []
         for update, samples, start, device in state.updates:
-            updates.append(Measured(update, float(samples), start, None, device))
+            updates.append(Measured(update, float(samples), start, device=device))
         state.over = not await server.finish_round(number, models, updates=updates, **consensus)
         state.updates = []
         state.round = number + 1

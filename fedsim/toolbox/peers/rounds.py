@@ -28,7 +28,7 @@ class GraphParams(PeerParams):
     topology: Topology = Topology()
 
     def check(self, devices: int) -> None:
-        self.topology.graph(devices, 0)
+        self.topology.graph(devices, seed=0)
 
 
 class GraphHalf(PeerHalf[G]):

@@ -43,7 +43,8 @@ from fedsim.toolbox.ray.parcels import Opener, Packer, Parcel, Stored
 MOST_TRIES = 20  # retries of a call whose worker process is lost
 # Ray's default strategy fills one node first, where calls then wait while other nodes are idle
 _SCHEDULING = "SPREAD"
-_PINNED_PACKAGES = ("fedsim-des", "numba", "numpy", "torch")  # packages that influence results
+# packages that influence results, so that all nodes must have the same versions
+_PINNED_PACKAGES = ("fedsim-des", "numba", "numpy", "torch")
 _executor_indices = count()
 
 
@@ -160,7 +161,7 @@ class Ray(Executor):
                 self._start_here(workers, options)
             else:
                 self._join(address, options)
-        self._print_events(False)
+        self._print_events(is_on=False)
 
     def _print_events(self, is_on: bool) -> None:
         """Set whether Ray prints messages to stdout, such as that a worker or a node was lost.
@@ -211,7 +212,7 @@ class Ray(Executor):
         self._packer.place(thing)
 
     def submit(self, function: Work, *args: object) -> PendingValue:
-        return self._submit(self._retried_task, MOST_TRIES, function, args)
+        return self._submit(self._retried_task, function, args, repeats=MOST_TRIES)
 
     def submit_once(self, function: Work, *args: object) -> PendingValue:
         """Start a call that is not repeated if its worker is lost.
@@ -224,19 +225,12 @@ class Ray(Executor):
             A future of the function's value or exception; of ``WorkerLostError`` if the worker or
             its node is lost.
         """
-        return self._submit(self._single_task, 0, function, args)
+        return self._submit(self._single_task, function, args, repeats=0)
 
     def _submit(
-        self, task: Any, repeats: int, function: Work, args: tuple[object, ...]
+        self, task: Any, function: Work, args: tuple[object, ...], *, repeats: int
     ) -> PendingValue:
-        """Start a call as a Ray task.
-
-        Args:
-            task: the remote function that carries it out, with its options.
-            repeats: how often the task may be started again if Ray could not place it.
-            function: the function to call.
-            args: its arguments.
-        """
+        """Start a call as a Ray task, at most ``repeats`` times more if Ray could not place it."""
         parcel = self._packer.pack((function, args))
         shared = parcel.shared
         parcel.shared = []  # sent as arguments of the task, which Ray fetches
@@ -347,7 +341,7 @@ class Ray(Executor):
         self._packer = Packer(self._ray.put)
         if self._owns_cluster:
             self._ray.shutdown()
-            self._print_events(True)
+            self._print_events(is_on=True)
         self._owns_cluster = False
 
 

@@ -62,7 +62,8 @@ def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
     if whole_names:
         x, y = _read_pair(path, arrays, "", options)
         columns = _read_columns(path, arrays, ("",), {"": len(x)})
-        is_test = every_fifth(y if y.ndim == 1 else np.zeros(len(y), np.int64))
+        strata = y if y.ndim == 1 else np.zeros(len(y), np.int64)
+        is_test = every_fifth(strata)
         x_train = x[~is_test]
         y_train = y[~is_test]
         x_test = x[is_test]

@@ -234,11 +234,7 @@ def _arrays_by_key(item: object, owner: str) -> Item:
 
 
 def _to_array(value: object, label: str) -> AnyArray:
-    """Convert a value of an item, such as a tensor, to an array; bfloat16 becomes float32.
-
-    Raises:
-        DataError: the value is no array; ``label`` names it.
-    """
+    """Convert a value of an item, such as a tensor, to an array; ``label`` names it in errors."""
     import torch
 
     try:
@@ -275,11 +271,11 @@ def _stack(items: Iterator[Item], where: str) -> NamedArrays:
                 f"{', '.join(columns)}; all must have the same"
             )
         for key, array in item.items():
-            first = columns[key][0] if index else array
-            if not _has_form_of(array, first):
+            first_array = columns[key][0] if index else array
+            if not _has_form_of(array, first_array):
                 raise DataError(
                     f"{where}, whose item {index} has {key!r} of shape {array.shape} and type "
-                    f"{array.dtype}, and item 0 of {first.shape} and {first.dtype}; all must be "
+                    f"{array.dtype}, and item 0 of {first_array.shape} and {first_array.dtype}; all must be "
                     "alike"
                 )
             columns[key].append(array)
@@ -308,11 +304,11 @@ def _require_same(
                 )
 
 
-def _has_form_of(array: AnyArray, first: AnyArray) -> bool:
+def _has_form_of(array: AnyArray, other: AnyArray) -> bool:
     """Return whether two arrays have equal shapes, and are both text or both not text."""
     is_text = array.dtype.kind in "US"
-    is_first_text = first.dtype.kind in "US"
-    return array.shape == first.shape and is_text == is_first_text
+    is_other_text = other.dtype.kind in "US"
+    return array.shape == other.shape and is_text == is_other_text
 
 
 def _is_same(first: AnyArray, repeated: AnyArray | None) -> bool:

@@ -118,19 +118,19 @@ class Flair(Source):
             DataError: an image is missing or damaged, the images differ in shape, or they take too
                 much memory.
         """
-        first = _decode(folder / f"{names[0]}.jpg", self.side)
-        if first.size * len(names) > _MOST_BYTES:
+        first_image = _decode(folder / f"{names[0]}.jpg", self.side)
+        if first_image.size * len(names) > _MOST_BYTES:
             raise DataError(
-                f"'{folder}': {len(names)} images of shape {first.shape} take "
-                f"{first.size * len(names)} bytes; give data.source.users, or a smaller "
+                f"'{folder}': {len(names)} images of shape {first_image.shape} take "
+                f"{first_image.size * len(names)} bytes; give data.source.users, or a smaller "
                 "data.source.side"
             )
-        x = np.empty((len(names), *first.shape), np.uint8)
+        x = np.empty((len(names), *first_image.shape), np.uint8)
         for index, name in enumerate(names):
             image = _decode(folder / f"{name}.jpg", self.side)
-            if image.shape != first.shape:
+            if image.shape != first_image.shape:
                 raise DataError(
-                    f"'{folder / name}.jpg' is of shape {image.shape}, the first one {first.shape}; "
+                    f"'{folder / name}.jpg' is of shape {image.shape}, the first one {first_image.shape}; "
                     "give data.source.side, to which all are scaled"
                 )
             x[index] = image

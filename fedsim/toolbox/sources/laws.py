@@ -39,7 +39,7 @@ class Text(Source):
             path = find_file(self.path, root)
         with reading(path, "data.source.path", "a text in UTF-8"):
             text = read_text(path)
-        speeches: dict[str, list[str]] = {}
+        speeches: dict[str, list[str]] = {}  # speaker -> lines of each speech
         for block in text.split("\n\n"):
             speaker, lines = _split_speech(block)
             speeches.setdefault(speaker, []).append(lines)
@@ -49,7 +49,7 @@ class Text(Source):
             tokens = np.searchsorted(characters, np.array([*"\n".join(speaker_lines)]))
             if len(tokens) > self.length:
                 windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)
-                parts.append(windows[:: self.length])
+                parts.append(windows[:: self.length])  # those that overlap in one character
         if not parts:
             raise DataError(
                 f"'{path}' has no speaker with {self.length + 1} characters "
@@ -77,9 +77,9 @@ def _split_speech(block: str) -> tuple[str, str]:
         The name in the block's first line, if that line is ``NAME:``, and the lines after it.
         Without such a line, "" and the whole block.
     """
-    first, newline, lines = block.lstrip().partition("\n")
-    speaker = first.removesuffix(":")
-    is_named = newline and speaker and speaker != first and ":" not in speaker
+    first_line, newline, lines = block.lstrip().partition("\n")
+    speaker = first_line.removesuffix(":")
+    is_named = newline and speaker and speaker != first_line and ":" not in speaker
     if not is_named:
         return "", block
     return speaker, lines

@@ -205,7 +205,9 @@ def _parse_user(
         x = x[:, None]
     if not np.isfinite(x).all():
         raise DataError(f"{owner} has a number that is not finite, or no float32")
-    return name, x.reshape(len(labels), -1) if len(labels) else x, labels
+    if len(labels):
+        x = x.reshape(len(labels), -1)
+    return name, x, labels
 
 
 def _number_characters(owner: str, texts: list[object]) -> NDArray[np.int64]:

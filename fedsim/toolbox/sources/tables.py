@@ -57,11 +57,10 @@ class TableSource(Source):
 
     @model_validator(mode="after")
     def _check_roles(self) -> "TableSource":
-        roles = [
-            self.label,
-            *([self.user] if self.user is not None else []),
-            *(self.features or ()),
-        ]
+        roles = [self.label]
+        if self.user is not None:
+            roles.append(self.user)
+        roles += self.features or []
         for role in roles:
             if roles.count(role) > 1:
                 raise ValueError(f"the column {role!r} has two roles; allowed is one for each")

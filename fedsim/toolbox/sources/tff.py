@@ -33,9 +33,10 @@ _FORMS = {"pixels": "images", "snippets": "characters", "tokens": "words"}
 _FETCHED = {"emnist_all.sqlite": "femnist", "shakespeare.sqlite": "shakespeare"}
 """Name of a file -> the data set of ``fedsim data fetch`` that has it."""
 
+# names of the parts for training and tests
 _SPLITS = (("train", "test"), ("all_train", "all_test"))
 _DIGIT_SPLITS = ("digits_only_train", "digits_only_test")
-_CLASSES = 62
+_CLASSES = 62  # of FEMNIST
 _DIGIT_CLASSES = 10
 _PIXELS = 28 * 28
 
@@ -206,7 +207,7 @@ class Tff(Source):
         windows = [np.zeros((0, self.length + 1), np.int64)]
         owners = [np.zeros(0, np.int64)]
         for user, tokens in texts.items():
-            padding = max(0, self.length + 1 - len(tokens))
+            padding = max(0, self.length + 1 - len(tokens))  # of a user without a full window
             padded = np.array([*tokens, *[_PAD] * padding], dtype=np.int64)
             view = np.lib.stride_tricks.sliding_window_view(padded, self.length + 1)
             windows.append(view[:: self.length])

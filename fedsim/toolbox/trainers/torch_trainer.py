@@ -326,7 +326,7 @@ class TorchTrainer(Trainer):
             length = context.epochs if every == "epoch" else steps
             schedule = self.schedule.build(optimiser, length, context.round)
         options = self.loss_options
-        for (x, y), (share, is_last), ends in zip(data, shares, data.ends, strict=True):
+        for (x, y), (share, is_last), ends_epoch in zip(data, shares, data.ends, strict=True):
             # the shares of a step's batches sum to 1, so that the gradient is a mean over samples
             torch.autograd.backward(share * context.loss(context.forward(model, x), y, **options))
             if not is_last:
@@ -337,7 +337,7 @@ class TorchTrainer(Trainer):
                 clip_grad_value_(parameters.values(), self.clip_value)
             optimiser.step()
             optimiser.zero_grad()
-            if schedule is not None and (every == "step" or (every == "epoch" and ends)):
+            if schedule is not None and (every == "step" or (every == "epoch" and ends_epoch)):
                 schedule.step()
         context.state = _save_state(optimiser, parameters)
         return model.state_dict(), {}
@@ -394,9 +394,9 @@ def _step_shares(
         step.
     """
     steps: list[list[int]] = [[]]
-    for count, end in zip(counts, ends, strict=True):
+    for count, ends_epoch in zip(counts, ends, strict=True):
         steps[-1].append(count)
-        if end or len(steps[-1]) == accumulate:
+        if ends_epoch or len(steps[-1]) == accumulate:
             steps.append([])
     shares = []
     for step in steps:
@@ -421,12 +421,7 @@ def _refuse_unknown(
 ) -> None:
     """Raise ``ValueError`` if ``name`` is none of ``classes``, or its class lacks an argument.
 
-    Args:
-        key: the key of the scenario that has ``name``, for error messages.
-        name: name of a class of torch.
-        key_of_args: the key of the scenario that has ``args``, for error messages.
-        args: arguments of the class by name.
-        classes: the allowed classes by name.
+    ``key`` and ``key_of_args`` are the scenario's keys of ``name`` and ``args``, for the message.
     """
     if name not in classes:
         raise ValueError(

@@ -257,7 +257,7 @@ class Traces(Availability):
     def span(self, device: int, time: float) -> Span:
         period, changes = self._traces[self._assigned[device]]
         if changes == [0.0, period]:  # always on
-            return Span(True, 0.0, math.inf)
+            return Span(on=True, start=0.0, end=math.inf)
         offset = math.fmod(time + self._ahead[device], period)
         lap_start = time - offset
         position = bisect_right(changes, offset)
@@ -307,6 +307,8 @@ RecordedTime = Annotated[float, Field(ge=-CLOCK_END_S, le=CLOCK_END_S, strict=Tr
 
 
 class _Recorded(BaseModel):
+    """Recording of a phone that is available in the intervals ``ready`` (s), checked by pydantic."""
+
     ok: bool
     start: RecordedTime
     end: RecordedTime

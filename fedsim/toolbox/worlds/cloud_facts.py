@@ -215,11 +215,7 @@ class CloudFacts:
         return rule._replace(fit=Fit.of(predicted, rates, round_trips))
 
     def _fit_round_trip(self, within: bool) -> RoundTripRule:
-        """Fit round trip = ``fixed`` + ``per_km`` x length of the route.
-
-        Args:
-            within: True to fit to the pairs within AWS, False to all other measured pairs.
-        """
+        """Fit round trip = ``fixed`` + ``per_km`` x route length, to pairs within AWS or all others."""
         pairs = [pair for pair in self.measured if _within_aws(*pair) == within]
         round_trips = np.array([self.measured[pair].round_trip for pair in pairs])
         lengths = np.array([self.way_km(*pair) for pair in pairs])

@@ -418,7 +418,10 @@ class GraphSpec(NetworkModel):
 
     @property
     def edge_nodes(self) -> list[str]:
-        return [] if self.edge is None else list(dict.fromkeys(self.edge.nodes or self.attach))
+        if self.edge is None:
+            return []
+        nodes = self.edge.nodes or self.attach
+        return list(dict.fromkeys(nodes))
 
     @property
     def edge_servers(self) -> int:
@@ -492,12 +495,14 @@ class TreeSpec(NetworkModel):
     def shared_links(self) -> list[SharedLinks]:
         down = [f"cell {cell} down" for cell in range(self.cells)]
         up = [f"cell {cell} up" for cell in range(self.cells)]
-        return [
+        links = [
             *server_links(self.server),
             SharedLinks("network.cell.down", down, self.cell.down),
             SharedLinks("network.cell.up", up, self.cell.up),
-            *([] if self.edge is None else self.edge.links(self.cells)),
         ]
+        if self.edge is not None:
+            links += self.edge.links(self.cells)
+        return links
 
     def _connect(self, inputs: NetworkInputs) -> Network:
         cells = range(self.cells)

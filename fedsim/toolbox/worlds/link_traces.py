@@ -72,12 +72,7 @@ class _FileTrace(TracedRate):
         raise NotImplementedError
 
     def _read(self, key: str, root: Path | None) -> list[StepTrace]:
-        """Read the traces of the file, and print a note on them.
-
-        Args:
-            key: key of the link's rate, latency or loss in the scenario.
-            root: ``data.root``, or None.
-        """
+        """Read the traces of the file for the scenario's ``key``, and print a note on them."""
         # an edge server receives what its devices send up
         upward = key.endswith(("up", "receive"))
         options = TraceOptions(

@@ -152,23 +152,23 @@ def recorded_phones(path: Path) -> tuple[str, dict[str, Phone]]:
     return form, phones
 
 
-def _format_of(first: object) -> str:
+def _format_of(first_entry: object) -> str:
     """Return the name of the format of a file of phones, such as ``FLASH's logs``.
 
     Args:
-        first: the entry of the file's first phone, whose fields determine the format.
+        first_entry: the entry of the file's first phone, whose fields determine the format.
 
     Raises:
         ValueError: for each format the entry lacks a required field.
     """
-    names = list(first) if isinstance(first, dict) else []
+    names = list(first_entry) if isinstance(first_entry, dict) else []
     for form, fields in _REQUIRED_FIELDS.items():
         if set(fields) <= set(names):
             return form
     forms = "; ".join(
         f"{form} have {', '.join(fields)}" for form, fields in _REQUIRED_FIELDS.items()
     )
-    contents = show_value(", ".join(map(str, names)) or first)
+    contents = show_value(", ".join(map(str, names)) or first_entry)
     raise ValueError(f"it is no table of traces by phone: the first has {contents}; {forms}")
 
 
@@ -211,7 +211,6 @@ def _convert_phone(form: str, name: str, entry: object) -> Phone:
 
 
 def _convert_log(name: str, messages: object) -> Phone:
-    """Convert FLASH's log of a phone to a recording; see ``_convert_phone``."""
     if not isinstance(messages, str):
         raise ValueError(f"phone {show_value(name)}: 'messages' is {show_value(messages)}, no text")
     try:
@@ -225,7 +224,6 @@ def _convert_log(name: str, messages: object) -> Phone:
 
 
 def _convert_fedscale(name: str, entry: Mapping[str, object]) -> Phone:
-    """Convert FedScale's entry of a phone to a recording; see ``_convert_phone``."""
     active = entry["active"]
     inactive = entry["inactive"]
     if (

@@ -143,10 +143,10 @@ class RegionsSpec(NetworkModel):
     def _refuse_unknown_regions(
         cls, value: Sequence[str] | str | None, info: ValidationInfo
     ) -> Sequence[str] | str | None:
+        if value is None or info.data.get("file"):
+            return value
         sites = cloud_facts().sites
-        names: Sequence[str] = []
-        if not info.data.get("file"):
-            names = [value] if isinstance(value, str) else value or []
+        names = [value] if isinstance(value, str) else value
         for name in names:
             if name not in sites:
                 raise ValueError(

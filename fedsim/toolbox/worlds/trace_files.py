@@ -363,15 +363,7 @@ def _required_factor(file: _File) -> float:
 
 
 def _check_fixed_unit(file: _File, form: str) -> None:
-    """Check the options for a file whose format has rates only, in a fixed unit.
-
-    Args:
-        file: the file.
-        form: name of the format, for the error message.
-
-    Raises:
-        DataError: another quantity is read, or the scenario gives a unit.
-    """
+    """Raise ``DataError`` if the scenario reads latencies or losses, or gives a unit of rates."""
     if file.options.quantity != "rate":
         raise file.wrong(
             f"is {form}, of which rates alone are read; allowed are a table with a header, or lines "
