@@ -27,9 +27,9 @@ from fedsim.learning.refs import Ref
 from fedsim.world.steps import Task
 
 _OUTCOMES = ("done", "late")
-# A sample count of these types is checked. A strategy may also send an array of counts, which is not.
-_PLAIN = (bool, int, float, str)
-_USUAL = ("update", "samples", "epochs")  # contents of the default ``Client.reply``
+# types of sample counts that are checked; a strategy may also send an array, which is not
+_CHECKED_TYPES = (bool, int, float, str)
+_DEFAULT_CONTENTS = ("update", "samples", "epochs")  # contents of the default ``Client.reply``
 
 
 class CheckedAnswer(NamedTuple):
@@ -118,13 +118,13 @@ class AnswerReader:
         """
         client = self._run.client_halves.of(task.device)
         if type(client).reply is Client.reply:
-            missing = [name for name in _USUAL if name not in contents]
+            missing = [name for name in _DEFAULT_CONTENTS if name not in contents]
             if missing:
                 raise PacketError(f"it has no content {' and no '.join(map(repr, missing))}")
         if "update" in contents and not isinstance(contents["update"], Ref):
             raise PacketError("its content 'update' is no model")
         samples = received(contents).get("samples", 0)
-        if isinstance(samples, _PLAIN) and finite_of(samples, "samples") < 0:
+        if isinstance(samples, _CHECKED_TYPES) and finite_of(samples, "samples") < 0:
             raise PacketError(f"samples is {samples}; allowed are numbers from 0")
 
 

@@ -47,7 +47,8 @@ def client_half(scenario: Path, device: int, pace: float, slept: str) -> DeviceH
     """
     if slept not in SLEPT:
         raise SimulationError(
-            f"the run configuration has slept = {show_value(slept)}; allowed are {' and '.join(SLEPT)}"
+            f"the run configuration has slept = {show_value(slept)}; allowed are "
+            f"{' and '.join(SLEPT)}"
         )
     key = (read_text(scenario), device, pace, slept)
     if key not in _halves:
@@ -70,11 +71,11 @@ def client_app(scenario: Path) -> ClientApp:
         return client_half(scenario, _device_of(context), pace_of(pace), str(slept))
 
     def hello(message: Message, context: Context) -> Message:
-        # Loads all modules and data that tasks need, so that a node that lacks one of them is noticed
-        # before the run begins. If the process also serves tasks, its first task need not load them.
+        # Loads all modules and data that tasks need, so that a node that lacks one of them is
+        # noticed before the run begins.
         device = half_of(context).device
-        head = Packet({"device": device, "fedsim": __version__, "flwr": flower_version})
-        return Message(to_records(head), reply_to=message)
+        packet = Packet({"device": device, "fedsim": __version__, "flwr": flower_version})
+        return Message(to_records(packet), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
         request = from_records(message.content)
@@ -90,9 +91,8 @@ def client_app(scenario: Path) -> ClientApp:
             memory = from_records(context.state)
         answer = half.answer(request, memory, clock, StepLog(task, half.device, log_folder()))
         answer.head["task"] = task
-        records = to_records(memory)
-        context.state.pop(ARRAYS, None)
-        context.state.update(records)
+        context.state.pop(ARRAYS, None)  # the new memory may have none
+        context.state.update(to_records(memory))
         return Message(to_records(answer), reply_to=message)
 
     app.query()(hello)
@@ -130,7 +130,7 @@ def _device_of(context: Context) -> int:
     device = context.node_config.get(PARTITION)
     if not isinstance(device, int):
         raise SimulationError(
-            f"the node's configuration has {PARTITION} = {show_value(device)}; allowed is the number "
-            f"of the device, from 0: flower-supernode --node-config '{PARTITION}=0'"
+            f"the node's configuration has {PARTITION} = {show_value(device)}; allowed is the "
+            f"number of the device, from 0: flower-supernode --node-config '{PARTITION}=0'"
         )
     return device

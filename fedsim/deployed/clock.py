@@ -44,11 +44,12 @@ class WallClock(Simulation):
         return max(self.now, on_grid_after((time.time() - self.began) / self.pace))
 
     def _goes_on(self, due: float) -> bool:
+        """Wait until the next event is due, and look for messages meanwhile."""
         while self.stopped is None and not self._interrupted:
             if time.monotonic() >= self._next_look:
                 self._look()
                 self._next_look = time.monotonic() + self._look_every_s
-            due = self.env.peek()
+            due = self.env.peek()  # time of the next event, which a message may have changed
             if due <= self.wall:
                 break
             rest_s = self._next_look - time.monotonic()

@@ -45,6 +45,7 @@ from fedsim.running.scenario import Scenario
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.steps import Evaluate, Pause, Task, TaskStep, Train, Work
 
+# serial numbers of models, so that those of all tasks and devices differ
 _SERIALS_A_TASK = 1 << 20
 _SERIALS_A_DEVICE = 1 << 40
 _PROBE_KEY = (1 << 31) - 1  # random key of trainings that only measure time
@@ -56,7 +57,7 @@ class _ClientAnswer(NamedTuple):
 
 
 class _AnswerEnvelopes(Envelopes):
-    """Builder of simulated messages that also stores a device's answer, to be encoded for Flower."""
+    """Builder of simulated messages that keeps a device's answer, to be encoded for Flower."""
 
     last: _ClientAnswer | None = None
 
@@ -73,8 +74,8 @@ class DeviceHalf:
     Args:
         scenario: the scenario of the app.
         device: number of the device, which selects its part of the data.
-        pace: real seconds per second of the scenario, if the device sleeps to imitate the scenario's
-            times; 0 if it works as fast as it can.
+        pace: real seconds per second of the scenario, if the device sleeps to imitate the
+            scenario's times; 0 if it works as fast as it can.
         sleeps_links: whether a device with a ``pace`` above 0 imitates the scenario's times of
             downloads and uploads too, not only of computations.
 
@@ -158,26 +159,21 @@ class DeviceHalf:
         """
         head = request.head
         count = count_of(entry_of(head, "count"), "count")
-        first = (self.device + 1) * _SERIALS_A_DEVICE + count * _SERIALS_A_TASK
-        self._learner.restore(first)
-        forgot = self._recall(read_memory(memory, self._learner), head)
-        shift = self._shift()
+        first_serial = (self.device + 1) * _SERIALS_A_DEVICE + count * _SERIALS_A_TASK
+        self._learner.restore(first_serial)
+        has_forgotten = self._recall(read_memory(memory, self._learner), head)
+        shift_message = self._answer_shift()
         self._check_base(request)
         asked_at = finite_of(entry_of(head, "asked_at"), "asked_at")
-        contents = self._down.unpack(request, _no_base)
-        job = text_of(entry_of(head, "job"), "job")
-        number = entry_of(head, "round")
-        round_number = None if number is None else count_of(number, "round")
-        instruction = Instruction(job, received(contents), round_number)
-        context = TaskContext(instruction, brings_base=BASE in request.payloads)
-        task = Task(0, self.device, (), round_number, None, count, context=context)
-        task.samples = self._population.samples.item(self.device)
-        self._begin(task, asked_at, sum(map(len, request.payloads.values())), clock)
+        task = self._read_task(request, count)
+        downloaded = sum(map(len, request.payloads.values()))
+        self._begin(task, asked_at, downloaded, clock)
         log.add(LoggedStep("download", asked_at, self._now))
         answer = self._work(task, clock)
         if self._pace:
             self._sleep_until(self._now, clock)
         if self._steps and not self._sleeps_links:
+            # the last step includes the encoding of the answer, which takes real time
             self._steps[-1].end = clock()
         for step in self._steps:
             log.add(step)
@@ -187,16 +183,33 @@ class DeviceHalf:
             "took_s": clock() - asked_at,
             "steps": [step.tree() for step in log.steps],
         }
-        if forgot:
+        if has_forgotten:
             answer.head[FORGOT] = True
-        if shift is not None:
-            answer.head[SHIFT] = shift
+        if shift_message is not None:
+            answer.head[SHIFT] = shift_message
         if self._sleeps_links and uploaded:
             up_s = self._network.nominal_s(self.device, "up", uploaded)
             self._sleep_until(self._now + up_s, clock)
         log.begin_upload(clock(), answer.bytes_by_content())
         self._memory_after(task).write_to(memory, self._learner)
         return answer
+
+    def _read_task(self, request: Packet, count: int) -> Task:
+        """Return the task that a request describes, with decoded contents in its context.
+
+        Args:
+            request: the request.
+            count: index of the task among the device's tasks, from 0.
+        """
+        contents = self._down.unpack(request, _refuse_base)
+        job = text_of(entry_of(request.head, "job"), "job")
+        round_entry = entry_of(request.head, "round")
+        round_number = None if round_entry is None else count_of(round_entry, "round")
+        instruction = Instruction(job, received(contents), round_number)
+        context = TaskContext(instruction, brings_base=BASE in request.payloads)
+        task = Task(0, self.device, (), round_number, None, count, context=context)
+        task.samples = self._population.samples.item(self.device)
+        return task
 
     def warm_up(self) -> None:
         """Train for an epoch and drop the result, so that libraries are loaded before tasks."""
@@ -227,16 +240,17 @@ class DeviceHalf:
     def _model_s(self, device: int, direction: Direction) -> float:
         """Return the time (s) in which the device's link transfers a model.
 
-        If the device imitates the scenario's times (``pace`` > 0), it is computed from the scenario.
-        Otherwise it is the measured time of the last download.
+        If the device imitates the scenario's times (``pace`` > 0), the scenario gives it. Otherwise
+        it is the measured time of the last download.
         """
         if self._pace:
             size = self._envelopes.codec_of(direction).model_bytes
             return float(self._network.nominal_s(device, direction, size))
         return self._download_s
 
-    def _sleep_until(self, when: float, clock: Callable[[], float]) -> None:
-        rest_s = (when - clock()) * self._pace
+    def _sleep_until(self, end: float, clock: Callable[[], float]) -> None:
+        """Sleep until a time of the server's clock (s), which runs at the device's ``pace``."""
+        rest_s = (end - clock()) * self._pace
         if rest_s > 0.0:
             time.sleep(rest_s)
 
@@ -283,29 +297,34 @@ class DeviceHalf:
         return is_in_time
 
     def _carry_out(self, task: Task, step: TaskStep) -> bool:
-        began = self._now
+        """Carry out a step, and add the scenario's time for it to the present time.
+
+        Returns:
+            False if the step took too long.
+        """
         match step:
             case Train():
                 return self._train(task, step)
             case Evaluate():
                 samples = task.samples if step.samples is None else step.samples
-                one_s = self._population.testing_s(self.device, samples)
-                self._now = began + one_s * len(step.models)
+                model_s = self._population.testing_s(self.device, samples)
+                self._now += model_s * len(step.models)
             case Work():
-                self._now = began + self._population.working_s(self.device, step)
+                self._now += self._population.working_s(self.device, step)
             case Pause():
-                self._now = began + step.seconds
+                self._now += step.seconds
                 if self._pace == 0.0:
                     time.sleep(step.seconds)
             case _:
                 raise SimulationError(
-                    f"a deployed node cannot carry out the step {type(step).__name__!r}, which is of "
-                    "a kind of its own; allowed are Train, Evaluate, Work and Pause"
+                    f"a deployed node cannot carry out the step {type(step).__name__!r}, which is "
+                    "of a kind of its own; allowed are Train, Evaluate, Work and Pause"
                 )
         task.steps = (*task.steps, step)
         return True
 
     def _train(self, task: Task, step: Train) -> bool:
+        """Train as many epochs as the step's time limit allows; False if these are too few."""
         training = step.training
         if training.part is not None:
             task.samples = training.part.samples
@@ -314,11 +333,11 @@ class DeviceHalf:
         if self._pace or limit is not NO_LIMIT:
             epoch_s = self._epoch_s(task, training)
         epochs = self._epochs_within(task, step, epoch_s)
-        is_slow = epochs < limit.at_least and epochs < training.epochs
-        if is_slow and limit.go_on:
-            epochs = 0
+        has_too_few = epochs < limit.at_least and epochs < training.epochs
+        if has_too_few and limit.go_on:
+            epochs = 0  # the task goes on without any epoch
         self._now += epochs * epoch_s
-        if is_slow and not limit.go_on:
+        if has_too_few and not limit.go_on:
             return False
         if epochs != training.epochs:
             step = replace(step, training=replace(training, amount=LocalEpochs(epochs)))
@@ -340,10 +359,11 @@ class DeviceHalf:
             epoch_s: time of an epoch (s).
         """
         planned = step.training.epochs
-        until = self._limit_of(task, step.limit)
-        if until == math.inf:
+        end = self._training_end(task, step.limit)
+        if end == math.inf:
             return planned
-        fitting = math.floor((until - self._now) / epoch_s * (1.0 + 1e-12))
+        # the factor allows for rounding, if the last epoch ends at the limit
+        fitting = math.floor((end - self._now) / epoch_s * (1.0 + 1e-12))
         if fitting >= planned:
             return planned
         if step.limit.cut_undoes and not step.limit.adaptive:
@@ -351,21 +371,22 @@ class DeviceHalf:
         return max(0, fitting)
 
     def _needs_result(self, training: Training) -> bool:
-        """Whether a training's proximal term refers to the result of another training of the task."""
+        """Whether a training's proximal term needs the result of another training of the task."""
         return not isinstance(training.proximal.anchor, Ref | None)
 
     def _train_now(self, task: Task, training: Training) -> None:
-        """Compute a training at once, not only when its result is used, so that it takes real time.
+        """Compute a training at once, not when its result is used, so that it takes real time.
 
         If the device works as fast as it can (``pace`` 0), the training also measures its speed.
         """
-        ahead = TaskContext.of(task).ahead
-        if len(ahead) != len(task.trained) - 1:
+        updates = TaskContext.of(task).ahead  # results of the task's trainings so far
+        index = len(task.trained) - 1
+        if len(updates) != index:  # an earlier training is computed later, and so is this one
             return
         began = time.perf_counter()
-        update = self._side.train(task, training, len(ahead), 0)
+        update = self._side.train(task, training, index, version=0)
         self._learner.compute_now(update)
-        ahead.append(update)
+        updates.append(update)
         seconds = time.perf_counter() - began
         if training.epochs and seconds > 0.0 and self._pace == 0.0:
             self._speed = task.samples * training.epochs / seconds
@@ -373,8 +394,8 @@ class DeviceHalf:
     def _epoch_s(self, task: Task, training: Training) -> float:
         """Return the time of an epoch of a training on this device (s).
 
-        If the device imitates the scenario's times (``pace`` > 0), it is computed from the scenario.
-        Otherwise it follows from the device's speed, which is measured before the first training.
+        If the device imitates the scenario's times (``pace`` > 0), the scenario gives it. Otherwise
+        it follows from the device's speed, which is measured before the first training.
 
         Args:
             task: the task.
@@ -395,51 +416,52 @@ class DeviceHalf:
             task: the task, whose count of samples is used.
             training: the training whose epochs are tried.
         """
-        seconds = 0.0
+        epoch_s = 0.0
         for _ in range(2):  # the first one also loads libraries
-            trial = replace(training, amount=LocalEpochs(1))
-            ref = self._learner.train(trial, self.device, key=_PROBE_KEY)
+            epoch = replace(training, amount=LocalEpochs(1))
+            model = self._learner.train(epoch, self.device, key=_PROBE_KEY)
             began = time.perf_counter()
-            self._learner.compute_now(ref)
-            seconds = time.perf_counter() - began
-        return task.samples / max(seconds, 1e-6)
+            self._learner.compute_now(model)
+            epoch_s = time.perf_counter() - began
+        return task.samples / max(epoch_s, 1e-6)
 
-    def _limit_of(self, task: Task, limit: Limit) -> float:
+    def _training_end(self, task: Task, limit: Limit) -> float:
         """Return the time (s) at which a limit ends the training of a task; infinity without limit.
 
         Time that the limit reserves for the upload is subtracted.
         """
-        until = math.inf if limit.stop_at is None else limit.stop_at
+        end = math.inf if limit.stop_at is None else limit.stop_at
         if limit.budget is not None and task.budget_from is not None:
-            until = min(until, task.budget_from + limit.budget)
+            end = min(end, task.budget_from + limit.budget)
         reserve_s = limit.reserve_s
         if limit.reserve_upload:
             if self._pace:
                 reserve_s += self._network.nominal_s(self.device, "up", limit.reserve_upload)
             else:
                 reserve_s += self._download_s
-        return until - reserve_s
+        return end - reserve_s
 
     def _pack(self, task: Task, answer: _ClientAnswer) -> Packet:
+        """Encode an answer, its update as a change of the model from which it was trained."""
         contents, result = answer
         bases: dict[Ref, PlacedModel] = {}
         if result.update is not None and result.start is not None:
-            place = self._place_of(task, result.start)
+            place = self._find_in_request(task, result.start)
             if place is not None:
                 bases[result.update] = PlacedModel(place, result.start)
         residuals = self._devices.residuals.get(self.device, {})
         packet = self._up.pack(contents, bases, residuals)
         trained = result.trained
         if trained is not None and trained.loss is not None:
-            forms = table_of(packet.head["contents"], "contents")
+            entries = table_of(packet.head["contents"], "contents")
             report = write_report(trained.loss)
             for name, value in contents.items():
                 if value is result.update:
-                    table_of(forms[name], "a content").setdefault("loss", report)
+                    table_of(entries[name], "a content").setdefault("loss", report)
         packet.head["outcome"] = "done"
         return packet
 
-    def _place_of(self, task: Task, start: Ref) -> ModelPlace | None:
+    def _find_in_request(self, task: Task, start: Ref) -> ModelPlace | None:
         """Find the model in a task's request from which the device has trained.
 
         The answer encodes the update as a change of this model, and names the content of the
@@ -456,6 +478,7 @@ class DeviceHalf:
         for place, model in models_in(instruction.contents):
             if model is start:
                 return place
+        # a copy of a model of the request has equal weights
         self._learner.compute_now(start)
         for place, model in models_in(instruction.contents):
             self._learner.compute_now(model)
@@ -484,27 +507,27 @@ class DeviceHalf:
         if arrived is None:
             self._labels.restore(memory.labels, has_arrived=False)
             return False
-        number, when = pair_of(arrived, "arrived")
-        count = count_of(number, "the count of a task")
-        self._labels.restore(memory.labels, has_arrived=count == memory.count)
-        if memory.count < count:
+        number, arrival_time = pair_of(arrived, "arrived")
+        arrived_count = count_of(number, "the count of a task")
+        self._labels.restore(memory.labels, has_arrived=arrived_count == memory.count)
+        if memory.count < arrived_count:
             return self._acts_on_arrival or self._stores_residual
         last = memory.last
-        if last is None or memory.count != count:
+        if last is None or memory.count != arrived_count:
             return False
-        self._now = finite_of(when, "the time of an arrival")
+        self._now = finite_of(arrival_time, "the time of an arrival")
         if last.residuals:
             self._devices.residuals[self.device] = dict(last.residuals)
         client = self._side.halves.of(self.device)
         client.on_sent(self._devices.of(self.device), last.instruction, last.reply)
         return False
 
-    def _shift(self) -> dict[str, Json] | None:
-        """Return the device's message to the server after a change of its data (``Client.on_shift``).
+    def _answer_shift(self) -> dict[str, Json] | None:
+        """Return the device's message after a change of its data (``Client.on_shift``).
 
         Returns:
-            Contents, name -> number; None if the data have not changed, or if the strategy sends no
-            message.
+            Dict from content to number; None if the data have not changed, or if the strategy sends
+            no message.
         """
         if not self._labels.has_changed:
             return None
@@ -527,17 +550,18 @@ class DeviceHalf:
         """
         context = TaskContext.of(task)
         answer = context.answer
+        # stored only if its arrival, of which the next request tells, changes the device's state
         last: SentAnswer | None = None
         if answer is not None and (self._acts_on_arrival or answer.residuals):
             last = SentAnswer.of(context.instruction, answer)
         return DeviceMemory(
-            self._devices.states.get(self.device, {}),
-            self._devices.residuals.get(self.device, {}),
-            self.device in self._devices.with_base,
-            self._speed,
-            task.count,
-            last,
-            self._labels.snapshot(),
+            state=self._devices.states.get(self.device, {}),
+            residuals=self._devices.residuals.get(self.device, {}),
+            has_base=self.device in self._devices.with_base,
+            speed=self._speed,
+            count=task.count,
+            last=last,
+            labels=self._labels.snapshot(),
         )
 
     def _check_base(self, request: Packet) -> None:
@@ -552,12 +576,12 @@ class DeviceHalf:
         self._devices.with_base.add(self.device)
         if payload != self._learner.frozen().astype("<f4").tobytes():
             raise SimulationError(
-                "the server's frozen tensors differ from the tensors that this device has built from "
-                "the scenario; install one version of torch and of fedsim on all machines"
+                "the server's frozen tensors differ from the tensors that this device has built "
+                "from the scenario; install one version of torch and of fedsim on all machines"
             )
 
 
-def _no_base(place: ModelPlace) -> Ref:
+def _refuse_base(place: ModelPlace) -> Ref:
     raise SimulationError(
         f"a request has a change of the model {show_value(str(place))}, which no device knows"
     )

@@ -2,8 +2,8 @@
 
 Flower's SuperExec starts a process for each message, which loads torch, fedsim and the data anew.
 ``python -m fedsim.deployed.executor APP ADDRESS DEVICE`` asks a SuperNode for tasks as SuperExec
-does, and forks for each of them. The SuperNode runs with ``--isolation process``, and ADDRESS is its
-Runtime API.
+does, and forks for each of them. The SuperNode runs with ``--isolation process``, and ADDRESS is
+its Runtime API.
 """
 
 import ctypes
@@ -41,8 +41,6 @@ class ForkExecutor:
     That process runs ``execute``. It has loaded all libraries and data, and carries out each task
     in a fork of itself, so that a task does not load them again.
 
-    That process carries out each task in a fork of itself.
-
     Args:
         tasks: file descriptor of the pipe's end for writing.
     """
@@ -71,7 +69,7 @@ class ForkExecutor:
         """Do nothing; the process that runs ``execute`` ends when the pipe is closed."""
 
     def reconcile(self) -> None:
-        """Do nothing; Flower calls this to clean up after ended tasks, and ``execute`` does so itself."""
+        """Do nothing; Flower calls this to clean up after ended tasks, which ``execute`` does."""
 
 
 def end_with_parent() -> None:
@@ -121,6 +119,7 @@ def _fork(line: str) -> None:
 
 
 def _reap() -> None:
+    """Remove ended forks from the system's table of processes."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue

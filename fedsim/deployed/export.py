@@ -133,6 +133,7 @@ def _deployed(scenario: Scenario) -> Scenario:
 
 
 def _project(scenario: Scenario, own_config: Mapping[str, object]) -> dict[str, object]:
+    """Return the content of the app's ``pyproject.toml``, with its run configuration."""
     name = re.sub(r"[^a-z0-9]+", "-", scenario.name.lower()).strip("-")
     config: dict[str, object] = {
         "out": "results",
@@ -161,6 +162,7 @@ def _project(scenario: Scenario, own_config: Mapping[str, object]) -> dict[str, 
 
 
 def _half(scenario: Scenario, title: str, module: str) -> str:
+    """Return the text of the app's module ``server`` or ``client``."""
     return _HALF.format(
         title=title, half=f"the {module} half", kind=scenario.strategy.kind, module=module
     )
@@ -192,11 +194,11 @@ def _own_files(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
     names = {type(part).__module__ for part in _tables_in(scenario)}
     names |= {path.partition(":")[0] for path in _import_paths(scenario)}
     names.add(_strategy_module(scenario))
-    done: set[Path] = set()
+    yielded: set[Path] = set()
     for name in sorted(names):
         module = sys.modules.get(name)
         if module is not None:
-            yield from _files_of(module, done)
+            yield from _files_of(module, yielded)
 
 
 def _strategy_module(scenario: Scenario) -> str:
@@ -205,26 +207,26 @@ def _strategy_module(scenario: Scenario) -> str:
     return strategy_class(scenario.strategy.kind).__module__
 
 
-def _files_of(module: ModuleType, done: set[Path]) -> Iterator[tuple[Path, Path]]:
+def _files_of(module: ModuleType, yielded: set[Path]) -> Iterator[tuple[Path, Path]]:
     """Yield the file of a user's module, and of each user's module that it imports, once each.
 
     Args:
         module: the module; nothing is yielded if it is not the user's.
-        done: files that were yielded before, which are skipped; new ones are added.
+        yielded: files that were yielded before, which are skipped; new ones are added.
 
     Yields:
         The folder from which a module is imported, and its file.
     """
     file = Path(getattr(module, "__file__", None) or "")
     root = _import_folder(module, file)
-    if root is None or file in done:
+    if root is None or file in yielded:
         return
-    done.add(file)
+    yielded.add(file)
     yield root, file
     for value in list(vars(module).values()):
         other = value if isinstance(value, ModuleType) else inspect.getmodule(value)
         if other is not None and other is not module:
-            yield from _files_of(other, done)
+            yield from _files_of(other, yielded)
 
 
 def _import_folder(module: ModuleType, file: Path) -> Path | None:
@@ -232,13 +234,14 @@ def _import_folder(module: ModuleType, file: Path) -> Path | None:
 
     A user's module is a Python file below the working directory that is not installed.
     """
-    here = Path.cwd().resolve()
     file = file.resolve()
-    is_own = file.suffix == ".py" and here in file.parents
-    installed = {"site-packages", "dist-packages"} & set(file.parts)
-    if not is_own or installed or module.__name__.partition(".")[0] == "fedsim":
+    is_below = file.suffix == ".py" and Path.cwd().resolve() in file.parents
+    is_installed = bool({"site-packages", "dist-packages"} & set(file.parts))
+    if not is_below or is_installed or module.__name__.partition(".")[0] == "fedsim":
         return None
-    depth = module.__name__.count(".") + (file.name == "__init__.py")
+    depth = module.__name__.count(".")  # folders between the file and the returned folder
+    if file.name == "__init__.py":
+        depth += 1
     return file.parents[depth]
 
 

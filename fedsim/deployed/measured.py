@@ -1,4 +1,4 @@
-"""Run folder of a deployment: the tables that a simulated run has, with measured times and bytes."""
+"""Run folder of a deployment: the tables of a simulated run, with measured times and bytes."""
 
 import bisect
 import math
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fedsim.running.model_files import Models
 
 DIRECTIONS = {"download": "down", "upload": "up"}
-"""Step with a message -> direction of the message."""
-_MESSAGES = ("sent", "received")
+"""Dict from step with a message to the direction of the message."""
+_MESSAGE_KINDS = ("sent", "received")
 
 
 @dataclass(slots=True)
@@ -34,7 +34,8 @@ class _MeasuredTask:
         device: number of its device.
         fields: fields of each record of the task: device, round, group and task ID.
         start: time at which the server sent the request (s).
-        payloads: ``down`` (request) or ``up`` (answer) -> name and size (bytes) of each content.
+        payloads: dict from direction, ``down`` (request) or ``up`` (answer), to name and size
+            (bytes) of each content.
         steps: the steps that its device has reported or logged.
     """
 
@@ -45,18 +46,18 @@ class _MeasuredTask:
     steps: list[LoggedStep] = field(default_factory=list)
 
 
-class _PlacedRecord(NamedTuple):
+class _SortableRecord(NamedTuple):
     """Record, and the numbers by which it is sorted.
 
     Attributes:
-        place: index of the record among the server's records. A record of a device's step comes
+        position: index of the record among the server's records. A record of a device's step comes
             between two of them, at an index that ends in .5.
         time: time of the record (s).
         order: number of the step's record within its task, from 1; 0 for other records.
         record: the record.
     """
 
-    place: float
+    position: float
     time: float
     order: int
     record: Record
@@ -71,7 +72,8 @@ def with_steps(
 
     Args:
         records: the server's records, in order of time.
-        logged: task ID -> steps that its device has logged, for tasks without an answer.
+        logged: dict from task ID to the steps that its device has logged, for tasks without an
+            answer.
         wire: counters of the links, which give the delivered bytes of messages that were cut off.
             None if links have no counters. A message that was cut off then counts as 0 bytes,
             except that a late device without known steps is assumed to have received its whole
@@ -80,43 +82,47 @@ def with_steps(
     Returns:
         The records, in order of time.
     """
-    tasks = _tasks_of(records, logged)
+    tasks = _collect_tasks(records, logged)
     times = [record.time for record in records]
-    begins: dict[int, int] = {}  # task -> place of its record task-start
-    placed: list[_PlacedRecord] = []
-    for place, record in enumerate(records):
-        if record.kind in _MESSAGES:
+    start_positions: dict[int, int] = {}  # index of the record task-start by task
+    sortable: list[_SortableRecord] = []
+    for position, record in enumerate(records):
+        if record.kind in _MESSAGE_KINDS:
             continue
-        placed.append(_PlacedRecord(place, record.time, 0, record))
+        sortable.append(_SortableRecord(position, record.time, 0, record))
         if record.kind == "task-start":
-            begins[record.fields["task"]] = place
+            start_positions[record.fields["task"]] = position
         elif record.kind == "task-end":
             task = tasks[record.fields["task"]]
-            first = begins[record.fields["task"]] + 0.5
+            # a step's record lies between the records that begin and end its task
+            lowest = start_positions[record.fields["task"]] + 0.5
+            highest = position - 0.5
             for order, step in enumerate(_step_records(task, record, wire), 1):
-                step_place = bisect.bisect_right(times, step.time) - 0.5
-                step_place = min(max(step_place, first), place - 0.5)
-                placed.append(_PlacedRecord(step_place, step.time, order, step))
-    placed.sort(key=lambda item: (item.place, item.time, item.order))
-    return [item.record for item in placed]
+                by_time = bisect.bisect_right(times, step.time) - 0.5
+                step_position = min(max(by_time, lowest), highest)
+                sortable.append(_SortableRecord(step_position, step.time, order, step))
+    sortable.sort(key=lambda item: (item.position, item.time, item.order))
+    return [item.record for item in sortable]
 
 
-def _tasks_of(
+def _collect_tasks(
     records: Sequence[Record], logged: Mapping[int, list[LoggedStep]]
 ) -> dict[int, _MeasuredTask]:
+    """Return the tasks by ID, with the steps and contents that records and logs have of them."""
     tasks: dict[int, _MeasuredTask] = {}
     for record in records:
         fields = record.fields
         if record.kind == "task-start":
             names = ("device", "round", "group", "task")
             columns = {name: fields[name] for name in names}
-            task = tasks[fields["task"]] = _MeasuredTask(fields["device"], columns, record.time)
+            task = _MeasuredTask(fields["device"], columns, record.time)
+            tasks[fields["task"]] = task
             for step in logged.get(fields["task"], []):
                 if step.name == "upload":
                     task.payloads["up"] = step.sizes()
                 else:
                     task.steps.append(step)
-        elif record.kind in _MESSAGES:
+        elif record.kind in _MESSAGE_KINDS:
             task = tasks[fields["task"]]
             direction = "down" if record.kind == "sent" else "up"
             task.payloads[direction] = [
@@ -136,14 +142,13 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
         wire: counters of the links; None if there are none.
     """
     outcome = end.fields["outcome"]
-    is_complete = outcome == "done"
-    last = end.time
     now = task.start
-    for step in _steps_until(task, last, outcome):
+    for step in _steps_until(task, end.time, outcome):
         yield Record(now, "step-start", {**task.fields, "step": step.name})
-        is_cut = step.end > last and not is_complete
-        begun = now
-        now = min(max(step.end, now), last)
+        is_cut = step.end > end.time and outcome != "done"
+        step_start = now
+        # clocks of device and server may differ: steps neither overlap nor outlast their task
+        now = min(max(step.end, now), end.time)
         facts: dict[str, object] = {**step.facts}
         direction = DIRECTIONS.get(step.name)
         if direction is not None:
@@ -151,9 +156,9 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
             size = sum(size for _, size in payloads)
             delivered = size
             if is_cut and wire is not None:
-                delivered = min(size, wire.moved(task.device, direction, begun, now))
+                delivered = min(size, wire.moved(task.device, direction, step_start, now))
             elif is_cut and (task.steps or outcome == "lost"):
-                # without logged steps, the whole request counts as received, unless the device was lost
+                # but a late device without known steps counts as having received its whole request
                 delivered = 0.0
             facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
         if step.name == "train":
@@ -179,7 +184,8 @@ def _steps_until(task: _MeasuredTask, last: float, outcome: str) -> list[LoggedS
         return steps
     if "up" in task.payloads and task.steps:
         steps = [*steps, LoggedStep("upload", steps[-1].end, math.inf)]
-    return [step for step in steps if step is steps[0] or step.start < last]
+    began_in_time = [step for step in steps[1:] if step.start < last]
+    return [steps[0], *began_in_time]
 
 
 class DeploymentEnd(NamedTuple):
@@ -214,7 +220,7 @@ def write_run_folder(
         run: the run of the strategy's server code.
         records: its records, with the steps of devices (``with_steps``).
         ended: outcome of the run.
-        models: the last models: file name -> tensors by name.
+        models: the last models, a dict from file name to tensors by name.
         best: models of the best test, in the same form; empty without ``evaluation.keep_best``.
         mark: settings of the deployment, such as ``pace``, for the summary's entry ``measured``.
     """
@@ -227,7 +233,7 @@ def write_run_folder(
     files.write_models(out, best, files.BEST)
     parquet.write_meters(out, run.meters)
     parquet.write_devices(out, run.device_columns(), run.meters)
-    parquet.write_columns(out / files.AVAILABILITY, _presence(run, records), AVAILABILITY)
+    parquet.write_columns(out / files.AVAILABILITY, _availability(run, records), AVAILABILITY)
     summary = summarise(
         run, recorder, ended.status, ended.stopped, models_digest(models), ended.wall_s
     )
@@ -244,14 +250,18 @@ def write_run_folder(
 
 
 class _ConnectionChange(NamedTuple):
-    """Change of a device's connection: device, time (s), and whether it is connected from then on."""
+    """Change of a device's connection at a time (s).
+
+    Attributes:
+        is_on: whether the device is connected from then on.
+    """
 
     device: int
     time: float
-    on: bool
+    is_on: bool
 
 
-def _presence(run: ServerRun, records: Sequence[Record]) -> dict[str, Sequence[float]]:
+def _availability(run: ServerRun, records: Sequence[Record]) -> dict[str, Sequence[float]]:
     """Return the columns of ``availability.parquet``, with a row for each change of a connection.
 
     Returns:
@@ -261,16 +271,17 @@ def _presence(run: ServerRun, records: Sequence[Record]) -> dict[str, Sequence[f
     for record in records:
         if record.kind in ("node", "node-return", "node-gone"):
             device = record.fields["device"]
-            change = _ConnectionChange(device, record.time, record.kind != "node-gone")
+            is_on = record.kind != "node-gone"
+            change = _ConnectionChange(device, record.time, is_on)
             changes.setdefault(device, []).append(change)
     rows: list[_ConnectionChange] = []
     for device in range(run.scenario.population.devices):
         of_device = changes.get(device, [])
         if not of_device or of_device[0].time > 0.0:
-            rows.append(_ConnectionChange(device, 0.0, on=False))
+            rows.append(_ConnectionChange(device, 0.0, is_on=False))
         rows += of_device
     return {
         "device": [row.device for row in rows],
         "time": [row.time for row in rows],
-        "on": [row.on for row in rows],
+        "on": [row.is_on for row in rows],
     }

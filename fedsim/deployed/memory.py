@@ -22,8 +22,8 @@ class SentAnswer:
     Attributes:
         job, round, contents: the request, as attributes of ``Instruction``.
         reply: decoded contents of the answer by name, as ``Client.on_sent`` receives them.
-        residuals: name of a content -> part that the codec did not send, which is added to the next
-            answer if this one arrives.
+        residuals: dict from content to the part that the codec did not send, which is added to the
+            next answer if this one arrives.
     """
 
     job: str
@@ -36,11 +36,11 @@ class SentAnswer:
     def of(cls, instruction: Instruction, answer: CodedContents) -> Self:
         """Build the object from a request, and from the encoded answer to it."""
         return cls(
-            instruction.job,
-            instruction.round,
-            _without_lazy(instruction.contents),
-            _without_lazy(received(answer.arriving)),
-            answer.residuals,
+            job=instruction.job,
+            round=instruction.round,
+            contents=_without_lazy(instruction.contents),
+            reply=_without_lazy(received(answer.arriving)),
+            residuals=answer.residuals,
         )
 
     @property
@@ -50,7 +50,7 @@ class SentAnswer:
 
 
 def _without_lazy(contents: Mapping[str, object]) -> dict[str, object]:
-    """Return contents of a message without ``Lazy`` values, which are computed when they are read."""
+    """Return contents without ``Lazy`` values, which are computed only when they are read."""
     return {name: value for name, value in contents.items() if not isinstance(value, Lazy)}
 
 
@@ -60,7 +60,7 @@ class DeviceMemory:
 
     Attributes:
         state: ``Device.state``, the strategy's values on the device.
-        residuals: name of a content -> part of it that the codec did not send, for the next answer.
+        residuals: dict from content to the part that the codec did not send, for the next answer.
         has_base: whether the device has the model's frozen tensors.
         speed: measured speed of the device (samples/s); None if it was not measured.
         count: index of the device's last task among its tasks, from 0; -1 before the first.

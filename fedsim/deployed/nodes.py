@@ -50,13 +50,13 @@ class Nodes:
         messages = run.scenario.messages
         self._down = ContentPacker(messages.down, run.learner)
         self._answers = AnswerReader(run)
-        self._node_of: dict[int, int] = {}  # device -> node
-        # device -> node that takes over when the first is gone
+        self._node_of_device: dict[int, int] = {}
+        # by device, the node that takes over when the first is gone
         self._successors: dict[int, int] = {}
         self._refused: list[str] = []  # reasons for which nodes are not used
-        self._greeted: set[int] = set()
-        self._greetings: dict[str, int] = {}  # message -> node
-        self._unanswered: dict[str, Task] = {}  # message -> its task, perhaps ended
+        self._greeted: set[int] = set()  # nodes
+        self._greetings: dict[str, int] = {}  # node by ID of the message that greets it
+        self._unanswered: dict[str, Task] = {}  # task, perhaps ended, by ID of its request
         self._replies = Replies(grid)
         self._arrivals = 0
         self.clock_runs = False
@@ -66,7 +66,7 @@ class Nodes:
     @property
     def connected(self) -> int:
         """Count of the devices whose nodes have answered."""
-        return len(self._node_of)
+        return len(self._node_of_device)
 
     @property
     def refused(self) -> str:
@@ -99,6 +99,7 @@ class Nodes:
             self._receive_answer(self._unanswered.pop(reply.name), reply.wall, reply.content)
 
     def _look_for_nodes(self) -> None:
+        """Greet new nodes, and replace or disconnect nodes that Flower no longer lists."""
         present = set(self._grid.get_node_ids())
         for node in sorted(present - self._greeted):
             self._greeted.add(node)
@@ -107,15 +108,16 @@ class Nodes:
             self._greetings[name] = node
             self._replies.expect(name)
         self._greeted &= present
-        for device, node in list(self._node_of.items()):
+        for device, node in list(self._node_of_device.items()):
             if node not in present:
-                del self._node_of[device]
+                del self._node_of_device[device]
                 self._call_at_wall_time(partial(self._run.remote.disconnect, device))
                 successor = self._successors.pop(device, None)
                 if successor is not None and successor in present:
                     self._connect(device, successor)
 
     def _welcome(self, node: int, reply: Message | Exception) -> None:
+        """Connect a node that has answered its greeting, or refuse it."""
         failure = _failure_of(reply)
         if isinstance(reply, Exception) or failure:
             self._refuse(node, f"its ClientApp has failed: {failure}")
@@ -125,15 +127,16 @@ class Nodes:
         except PacketError as error:
             self._refuse(node, str(error))
             return
-        other = self._node_of.get(device, node)
-        if other == node:
+        first_node = self._node_of_device.get(device, node)
+        if first_node == node:
             self._connect(device, node)
             return
         self._successors[device] = node
         self._refuse(
             node,
-            f"node {other} has partition-id = {device} too; give each node a number of its own "
-            "(a node that was started anew takes over when Flower no longer lists the first one)",
+            f"node {first_node} has partition-id = {device} too; give each node a number of its "
+            "own (a node that was started anew takes over when Flower no longer lists the first "
+            "one)",
         )
 
     def _device_of(self, node: int, reply: Message) -> int:
@@ -159,7 +162,7 @@ class Nodes:
         return device
 
     def _connect(self, device: int, node: int) -> None:
-        self._node_of[device] = node
+        self._node_of_device[device] = node
         self._call_at_wall_time(partial(self._run.remote.connect, device))
 
     def _refuse(self, node: int, reason: str) -> None:
@@ -192,13 +195,14 @@ class Nodes:
             "began": self._clock.began,
             "arrived": None if arrival is None else [arrival.number, arrival.time],
         }
-        message = self._message(packet, self._node_of[task.device], "train")
+        message = self._message(packet, self._node_of_device[task.device], "train")
         (name,) = self._grid.push_messages([message])
         self._unanswered[name] = task
         self._record_message("sent", task, packet, time.time())
         self._replies.expect(name)
 
     def _receive_answer(self, task: Task, wall: float, reply: Message | Exception) -> None:
+        """Check the answer to a task, and schedule its arrival, or the loss of the task."""
         failure = _failure_of(reply)
         if isinstance(reply, Exception) or failure:
             _log.warning("device %d is lost: %s", task.device, failure)
@@ -212,6 +216,7 @@ class Nodes:
         self._call_at_wall_time(partial(self._arrive, task, wall, answer))
 
     def _arrive(self, task: Task, wall: float, answer: CheckedAnswer) -> None:
+        """Record a checked answer, and pass its contents to the strategy if the task is open."""
         remote = self._run.remote
         try:
             contents = self._answers.contents(task, answer.packet)

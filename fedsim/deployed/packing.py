@@ -78,7 +78,7 @@ class Packet:
     Attributes:
         head: JSON table with the job, the round, and the encoding of each content. The run does not
             count its bytes.
-        payloads: name of a content, with ``/index`` for an item of a list -> its bytes.
+        payloads: dict from name of a content, with ``/index`` for an item of a list, to its bytes.
         arrays: arrays to which the head refers; the run does not count their bytes.
     """
 
@@ -131,9 +131,10 @@ class ContentPacker:
 
         Args:
             contents: the contents by name.
-            bases: update -> the model from which it was trained, and its position in the request.
-            residuals: name of a content -> residual, the part that the codec left out when the
-                sender last encoded this content.
+            bases: dict from update to the model from which it was trained, with its position in the
+                request.
+            residuals: dict from name of a content to its residual, the part that the codec left out
+                when the sender last encoded this content.
 
         Raises:
             SimulationError: a content cannot be sent.
@@ -162,11 +163,12 @@ class ContentPacker:
         if isinstance(value, list | tuple) and any(isinstance(item, Ref) for item in value):
             items: list[Json] = []
             for index, item in enumerate(value):
-                place = f"{name}/{index}"
+                item_name = f"{name}/{index}"
                 if isinstance(item, Ref):
-                    items.append(self._pack_model(packet, place, "", item, {}, {}))
+                    # an item has no residual, and is never sent as a change
+                    items.append(self._pack_model(packet, item_name, "", item, {}, {}))
                 else:
-                    items.append(self._pack_other(packet, place, item))
+                    items.append(self._pack_other(packet, item_name, item))
             return {"items": items}
         if not isinstance(value, list | tuple | int | float | np.number | np.ndarray):
             raise SimulationError(
@@ -183,6 +185,7 @@ class ContentPacker:
         return {"numbers": type_name, "wire": wire, "shape": list(array.shape)}
 
     def _lazy_values(self, content: Lazy) -> AnyArray:
+        """Compute the numbers of a ``Lazy`` content."""
         ref = content.ref
         value = value_of(self._learner, ref)
         match content.what:
@@ -197,7 +200,7 @@ class ContentPacker:
     def _pack_model(
         self,
         packet: Packet,
-        place: str,
+        payload_name: str,
         name: str,
         model: Ref,
         bases: Mapping[Ref, PlacedModel],
@@ -207,17 +210,17 @@ class ContentPacker:
 
         Args:
             packet: the packet, which gets the payload.
-            place: name of the payload.
+            payload_name: name of the payload.
             name: name of the content; empty for an item of a list, which has no residual.
             model: the model.
             bases, residuals: as the arguments of ``pack``.
         """
         base = bases.get(model)
-        start = None if base is None else base.model
-        parts = self._encode(name, model, start, residuals.get(name))
+        base_model = None if base is None else base.model
+        parts = self._encode(name, model, base_model, residuals.get(name))
         sent = value_of(self._learner, parts.sent)
         exact = value_of(self._learner, parts.exact)
-        packet.payloads[place] = self._codec.pack(sent, exact)
+        packet.payloads[payload_name] = self._codec.pack(sent, exact)
         entry: dict[str, Json] = {"model": len(sent)}
         if parts.start is not None and base is not None:
             entry["base"] = [base.place.content, base.place.position]
@@ -256,7 +259,7 @@ class ContentPacker:
     def _unpack(
         self,
         packet: Packet,
-        place: str,
+        payload_name: str,
         entry: Mapping[str, Json],
         model_at: Callable[[ModelPlace], Ref],
     ) -> object:
@@ -264,7 +267,7 @@ class ContentPacker:
 
         Args:
             packet: the packet.
-            place: name of the payload.
+            payload_name: name of the payload.
             entry: entry of the content, or of an item of a list.
             model_at: returns the model at a place of the request.
 
@@ -280,11 +283,11 @@ class ContentPacker:
             values = []
             for index, item in enumerate(list_of(entry["items"], "items")):
                 fields = table_of(item, "an item")
-                values.append(self._unpack(packet, f"{place}/{index}", fields, model_at))
+                values.append(self._unpack(packet, f"{payload_name}/{index}", fields, model_at))
             return values
-        if place not in packet.payloads:
-            raise PacketError(f"it has no payload {show_value(place)}")
-        payload = packet.payloads[place]
+        if payload_name not in packet.payloads:
+            raise PacketError(f"it has no payload {show_value(payload_name)}")
+        payload = packet.payloads[payload_name]
         if "model" in entry:
             return self._unpack_model(payload, entry, model_at)
         if "lazy" in entry:
@@ -294,6 +297,7 @@ class ContentPacker:
     def _unpack_model(
         self, payload: bytes, entry: Mapping[str, Json], model_at: Callable[[ModelPlace], Ref]
     ) -> Ref:
+        """Decode a model; if it is a change of a model of the request, add that model."""
         size = count_of(entry["model"], "the length of a model")
         length = int(self._learner.parameters)
         if size != length:
@@ -304,9 +308,11 @@ class ContentPacker:
         sent = self._learner.received(self._codec.unpack(payload, size))
         model = sent
         if "base" in entry:
-            name, index = pair_of(entry["base"], "base")
-            number = None if index is None else count_of(index, "the index of a base")
-            base = model_at(ModelPlace(text_of(name, "the name of a base"), number))
+            base_content, index = pair_of(entry["base"], "base")
+            position = None if index is None else count_of(index, "the index of a base")
+            base = model_at(
+                ModelPlace(text_of(base_content, "the base_content of a base"), position)
+            )
             model = self._learner.apply(total, [base, sent])
         if "loss" in entry:
             model.loss = read_report(entry["loss"])
@@ -333,6 +339,7 @@ class ContentPacker:
 
 
 def _unpack_numbers(payload: bytes, entry: Mapping[str, Json]) -> object:
+    """Decode an array, list, tuple, bool or number, as its entry in the head says."""
     wire = text_of(entry_of(entry, "wire"), "wire")
     if wire not in ("<f4", "<i4"):
         raise PacketError(f"numbers have the type {show_value(wire)}; allowed are '<f4' and '<i4'")

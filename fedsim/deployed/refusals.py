@@ -25,11 +25,8 @@ def refusals(scenario: Scenario) -> Iterator[str]:
             f"strategy.kind is {kind!r}, which needs edge servers, and a Flower deployment has "
             "none; allowed are strategies without them"
         )
-    if (
-        kind in _SENDS_PARTS
-        or strategy.traits.kept_by == "strategy"
-        or scenario.model.has_kept_tensors
-    ):
+    keeps_tensors = strategy.traits.kept_by == "strategy" or scenario.model.has_kept_tensors
+    if kind in _SENDS_PARTS or keeps_tensors:
         yield (
             f"strategy.kind is {kind!r}, with a model of which devices keep or receive some "
             "tensors only; allowed are strategies that send whole models"
@@ -54,6 +51,7 @@ def refusals(scenario: Scenario) -> Iterator[str]:
 
 
 def _refused_training(scenario: Scenario) -> Iterator[str]:
+    """Yield messages on the training, the simulated server and the codecs."""
     if scenario.training.state == "sent":
         yield (
             "training.state is 'sent', which a deployment cannot send; allowed are 'fresh' and "

@@ -53,14 +53,14 @@ class Replies:
         """
         with self._lock:
             self._open.append(name)
-            busy = len(self._open) + len(self._threads)
-        if len(self._threads) < min(_MOST_THREADS, busy):
+            wanted_threads = len(self._open) + len(self._threads)
+        if len(self._threads) < min(_MOST_THREADS, wanted_threads):
             thread = Thread(target=self._pull_all, name="fedsim-replies", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def take(self) -> Iterator[Reply]:
-        """Yield the replies that have arrived since the last call, in the order of their arrival."""
+        """Yield the replies that have arrived since the last call, in their order."""
         while self._arrived:
             yield self._arrived.popleft()
 
@@ -69,6 +69,7 @@ class Replies:
         self._ended.set()
 
     def _pull_all(self) -> None:
+        """Fetch replies, one at a time, until the run ends; each thread runs this."""
         while not self._ended.wait(_LOOK_S):
             with self._lock:
                 name = self._open.popleft() if self._open else None
@@ -81,6 +82,6 @@ class Replies:
                 continue
             for reply in replies:
                 self._arrived.append(Reply(name, time.time(), reply))
-            if not replies:
+            if not replies:  # not there yet
                 with self._lock:
                     self._open.append(name)

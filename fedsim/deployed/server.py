@@ -126,17 +126,7 @@ class Deployment:
             )
         run = self.run
         clock = self._clock
-        least = least_nodes or run.scenario.population.devices
-        last = time.monotonic() + patience_s
-        while self._nodes.connected < least:
-            self._nodes.look()
-            if time.monotonic() > last:
-                raise SimulationError(
-                    f"{self._nodes.connected} of {least} nodes have connected within "
-                    f"{patience_s:g} s; start more SuperNodes, or set min-nodes"
-                    f"{self._nodes.refused}"
-                )
-            time.sleep(_LOOK_S)
+        self._wait_for_nodes(least_nodes or run.scenario.population.devices, patience_s)
         clock.begin()
         note_begin(log_folder(), clock.began)
         self._mark |= {"began": clock.began, "nodes": self._nodes.connected}
@@ -168,8 +158,25 @@ class Deployment:
                 file.close()
                 self._write(out, status, stopped)
 
+    def _wait_for_nodes(self, least: int, patience_s: float) -> None:
+        """Wait until ``least`` nodes are connected.
+
+        Raises:
+            SimulationError: fewer nodes are connected after ``patience_s`` seconds.
+        """
+        deadline = time.monotonic() + patience_s
+        while self._nodes.connected < least:
+            self._nodes.look()
+            if time.monotonic() > deadline:
+                raise SimulationError(
+                    f"{self._nodes.connected} of {least} nodes have connected within "
+                    f"{patience_s:g} s; start more SuperNodes, or set min-nodes"
+                    f"{self._nodes.refused}"
+                )
+            time.sleep(_LOOK_S)
+
     def _models(self, status: str) -> tuple[Models, Models]:
-        """Return the last and the best models; both are empty if a failed run cannot compute them."""
+        """Return the last and the best models; empty if a failed run cannot compute them."""
         try:
             return asyncio.run(last_models(self.run)), asyncio.run(best_models(self.run))
         except Exception as error:
@@ -179,6 +186,7 @@ class Deployment:
             return {}, {}
 
     def _write(self, out: Path, status: str, stopped: str) -> None:
+        """Write the run folder, with the steps that devices have reported or logged."""
         models, best = self._models(status)
         folder = log_folder()
         wire: WireCounters | None = None

@@ -48,7 +48,7 @@ class LoggedStep:
     facts: dict[str, Json] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Json]:
-        """Return the step as JSON, for the device's answer and log; ``read_step`` reads it again."""
+        """Return the step as JSON, for the device's answer and log; ``read_step`` restores it."""
         return {"step": self.name, "start": self.start, "end": self.end, "facts": self.facts}
 
     def sizes(self) -> list[tuple[str, float]]:
@@ -118,7 +118,7 @@ class StepLog:
 
         Args:
             start: start of the upload (s).
-            sizes: name of a content of the answer -> its size (bytes).
+            sizes: dict from content of the answer to its size (bytes).
         """
         self._write(LoggedStep(UPLOAD, start, start, {"bytes": dict(sizes)}))
 
@@ -135,7 +135,7 @@ def log_folder() -> Path | None:
 
 
 def logged_steps(folder: Path | None) -> dict[int, list[LoggedStep]]:
-    """Return the logged steps of all tasks: task ID -> its steps in order.
+    """Return a dict from task ID to the steps that its device has logged, in order.
 
     Args:
         folder: folder of the logs; None if there is none.
@@ -149,6 +149,7 @@ def logged_steps(folder: Path | None) -> dict[int, list[LoggedStep]]:
 
 
 def _lines(folder: Path) -> Iterator[tuple[int, Json]]:
+    """Yield the task ID and the JSON of each logged step."""
     for file in sorted(folder.glob("steps-*.jsonl")):
         for line in read_text(file).splitlines():
             if line.endswith("}}"):  # a stopped node may have written half a line

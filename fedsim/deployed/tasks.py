@@ -45,10 +45,10 @@ class RemoteTasks:
 
     Attributes:
         send: function that sends a task to its device; set by ``Nodes``.
-        running: task ID -> task that has not ended.
+        running: dict from task ID to task, of tasks that have not ended.
         switched_off: devices whose node was connected and is gone.
-        arrivals: device -> arrival of its last answer that the server has used.
-        times_asked, times_selected: device -> count of its tasks, and of its selections.
+        arrivals: dict from device to arrival of its last answer that the server has used.
+        times_asked, times_selected: counts of tasks, and of selections, by device.
     """
 
     batteries = None
@@ -72,7 +72,7 @@ class RemoteTasks:
         self.times_selected: Counter[int] = Counter()
         self._online = np.zeros(len(population.speed), dtype=np.bool_)
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)
-        self._asked = 0
+        self._task_count = 0
 
     def connect(self, device: int) -> None:
         """Note that a device's node (the program of the device) has connected, perhaps again.
@@ -103,8 +103,9 @@ class RemoteTasks:
         self._online[device] = False
         self.switched_off.add(device)
         self.simulation.emit("node-gone", device=device)
-        for task in [task for task in self.running.values() if task.device == device]:
-            self._finish(task, "lost")
+        for task in list(self.running.values()):  # a copy, as ended tasks are removed
+            if task.device == device:
+                self._finish(task, "lost")
 
     def is_idle(self, device: int) -> bool:
         """Return whether a device's node is connected and has no open task."""
@@ -129,7 +130,7 @@ class RemoteTasks:
         return online
 
     def reachable_until(self, device: int) -> float:
-        """Return the time until which a device is reachable: infinity if connected, else now (s)."""
+        """Return infinity if a device's node is connected, else the present time (s)."""
         return math.inf if self._online[device] else self.simulation.now
 
     def next_on(self, device: int, time: float) -> float:
@@ -162,8 +163,8 @@ class RemoteTasks:
         if not self.is_idle(device):
             raise SimulationError(f"device {device} is asked, but it is busy or not connected")
         count = self.times_asked[device]
-        task = Task(self._asked, device, steps, round, group, count, continues, edge, context)
-        self._asked += 1
+        task = Task(self._task_count, device, steps, round, group, count, continues, edge, context)
+        self._task_count += 1
         self.times_asked[device] = count + 1
         if round is not None and not continues:
             self.times_selected[device] += 1

@@ -1,8 +1,8 @@
 """Shorter waits of Flower's processes, for nodes whose time is measured.
 
-An idle SuperNode asks for messages every 3 s, looks every 0.5 s for the answer of its ClientApp, and
-waits 1, 2, 4 and at most 10 s between two looks for an object that is still being sent. These waits
-lengthen a deployment's rounds, but do not depend on the network that a deployment measures.
+An idle SuperNode asks for messages every 3 s, looks every 0.5 s for the answer of its ClientApp,
+and waits 1, 2, 4 and at most 10 s between two looks for an object that is still being sent. These
+waits lengthen a deployment's rounds, but do not depend on the network that a deployment measures.
 """
 
 import logging

@@ -37,7 +37,7 @@ def sample(file: Path, clients: int) -> None:
                 if not number.isdecimal() or not 1 <= int(number) <= clients:
                     continue
                 counts = text.split()
-                # the interfaces are the core's, between clients and server: it sends what a client receives
+                # an interface of the core, between clients and server, sends what a client receives
                 counters = int(counts[_SENT]), int(counts[_RECEIVED])
                 device = int(number) - 1
                 if last.get(device) != counters:
@@ -60,7 +60,7 @@ class Passage(NamedTuple):
     bytes: float
 
 
-_SEEN = 0.03  # share of a message's bytes after which its passage counts as begun
+_FIRST_SHARE = 0.03  # share of a message's bytes after which its passage counts as begun
 
 
 class WireCounters:
@@ -94,6 +94,7 @@ class WireCounters:
             end: end of the span (s).
         """
         times = self._times.get(device, [])
+        # counts[k] is the count after k samples
         counts = [0.0, *self._counts.get((device, direction), [])]
         last = counts[bisect.bisect_right(times, end)]
         return last - counts[bisect.bisect_right(times, start)]
@@ -115,14 +116,15 @@ class WireCounters:
         """
         times = self._times.get(device, [])
         counts = [0.0, *self._counts.get((device, direction), [])]
-        place = bisect.bisect_right(times, start)
-        base = counts[place]
+        next_sample = bisect.bisect_right(times, start)
+        count_at_start = counts[next_sample]
         first: float | None = None
-        for time_s, count in zip(times[place:], counts[place + 1 :], strict=True):
-            if time_s > end + 2 * _EVERY_S:
+        later_samples = zip(times[next_sample:], counts[next_sample + 1 :], strict=True)
+        for time_s, count in later_samples:
+            if time_s > end + 2 * _EVERY_S:  # a sample may be late by its interval
                 break
-            passed = count - base
-            if first is None and passed >= _SEEN * size:
+            passed = count - count_at_start
+            if first is None and passed >= _FIRST_SHARE * size:
                 first = max(start, time_s - _EVERY_S)
             if passed >= size and first is not None:
                 return Passage(first, time_s, self.moved(device, direction, start, end))

@@ -86,7 +86,7 @@ def test_a_run_writes_what_the_paths_say(world: dict[str, Any], tmp_path: Path) 
         own_times = [*own["time"], end]
         for start, until, on in zip(own_times, own_times[1:], own["on"], strict=False):
             for time in np.linspace(start, until, 4)[:-1].tolist():
-                assert fresh._past(np.array([device]), np.array([time]))[0].item() == on
+                assert fresh._past_spans(np.array([device]), np.array([time]))[0].item() == on
     assert_sound(tmp_path / "r")
 
 
