@@ -88,17 +88,17 @@ class LinkCapacity(ABC):
             Of these intervals, one with the earliest end; None if the link can have carried all
             messages.
         """
-        due = end + time_tolerance_s(end)
-        limited = np.flatnonzero((size > 0) & ~self.is_unlimited(begin, due))
+        latest_end = end + time_tolerance_s(end)
+        limited = np.flatnonzero((size > 0) & ~self.is_unlimited(begin, latest_end))
         order = limited[np.argsort(begin[limited], kind="stable")]
         begin = begin[order]
         end = end[order]
-        due = due[order]
+        latest_end = latest_end[order]
         size = size[order]
         # Each time becomes the bytes that the link can carry until then, so that the link has a
         # rate of 1 on this axis.
         begin_bytes = self.capacity_until(begin)
-        due_bytes = self.capacity_until(due)
+        due_bytes = self.capacity_until(latest_end)
         for deadline in _late_due_times(begin_bytes, due_bytes, size / RATE_TOLERANCE):
             # With the latest begin first, the running sum of sizes is what the link has to carry
             # from each message's begin to the deadline.
@@ -156,14 +156,14 @@ def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[fl
     messages = [*zip(begin.tolist(), due.tolist(), duration.tolist(), strict=True)]
     messages.append((np.inf, np.inf, 0.0))
     for start, deadline, length in messages:
-        until = start - origin
+        next_begin = start - origin
         while waiting:
-            first_due, rest = waiting[0]
-            if now + rest > until:
-                waiting[0] = (first_due, rest - (until - now))
-                now = until
+            first_due, remaining = waiting[0]
+            if now + remaining > next_begin:
+                waiting[0] = (first_due, remaining - (next_begin - now))
+                now = next_begin
                 break
-            now += rest
+            now += remaining
             heappop(waiting)
             if now > first_due - origin:
                 yield first_due

@@ -371,6 +371,7 @@ class PayloadTable:
     def _parse_message(
         self, data: RecordData, direction: str, sender: str, receiver: str, start: float
     ) -> _MessageData:
+        """Parse the fields that the records of all messages on links have."""
         size = number(data["bytes"])
         delivered = number(data["delivered"])
         return _MessageData(

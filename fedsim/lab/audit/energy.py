@@ -261,23 +261,23 @@ class _Account:
         of_peers = transfers["kind"] == "message"
         names_endpoint = (transfers["sender"] != "") | (transfers["receiver"] != "")
         at_edge_alone = of_devices & names_endpoint
-        yield "server", self._energy_of_place("server", ~(at_edge_alone | of_peers))
-        yield "edge", self._energy_of_place("edge", of_devices | of_edges)
+        yield "server", self._energy_of_server_kind("server", ~(at_edge_alone | of_peers))
+        yield "edge", self._energy_of_server_kind("edge", of_devices | of_edges)
 
-    def _energy_of_place(self, place: str, passing: "pd.Series[bool]") -> pd.DataFrame:
+    def _energy_of_server_kind(self, kind: str, passing: "pd.Series[bool]") -> pd.DataFrame:
         """Return the portions of energy that the server, or all edge servers together, drew.
 
         Args:
-            place: ``server`` or ``edge``.
+            kind: ``server`` or ``edge``.
             passing: whether each message is sent, received or forwarded there; bool [messages].
 
         Returns:
             DataFrame with a row for the idle energy of the whole run, one for each message and one
             for each aggregation.
         """
-        draws = self._setting[place]
+        draws = self._setting[kind]
         aggregates = self._evidence.data_of("aggregate")
-        aggregates = aggregates[aggregates["at_edge"] == (place == "edge")]
+        aggregates = aggregates[aggregates["at_edge"] == (kind == "edge")]
         time = self._events["time"][aggregates.index]
         joules = draws["update_j"] * aggregates["tasks"].map(len).astype(float)
         updates = pd.DataFrame({"joules": joules, "start": time, "end": time})

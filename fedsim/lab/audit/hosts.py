@@ -72,13 +72,13 @@ def check_host_workers(evidence: Evidence) -> Iterator[str]:
             yield f"host {number} had {most_tasks:g} tasks at once; it has room for {slots:g}"
         waiting = waits[waits["device"] % host["number"] == number]
         start = waiting["start"].to_numpy()
-        least = fewest_at_once(times, busy, start, waiting["time"].to_numpy())
+        fewest = fewest_at_once(times, busy, start, waiting["time"].to_numpy())
         text = (
-            "task {task} waited for a worker of host {number} at {start!r} s, when {least:g} of "
+            "task {task} waited for a worker of host {number} at {start!r} s, when {fewest:g} of "
             "{slots:g} were taken"
         )
-        waiting = waiting.assign(number=number, least=least, slots=slots)
-        yield from report(text, waiting, least < slots)
+        waiting = waiting.assign(number=number, fewest=fewest, slots=slots)
+        yield from report(text, waiting, fewest < slots)
 
 
 def _largest_count(host: TomlTable) -> float:

@@ -36,6 +36,7 @@ def check_lifetimes(evidence: Evidence) -> Iterator[str]:
             devices = devices[devices["device"] < evidence.trainable]
             times = times[devices.index]
         if key == "arrivals" and evidence.refuses_devices:
+            # devices without enough memory never arrive
             devices = devices[times != math.inf]
             times = times[devices.index]
         if key not in population:

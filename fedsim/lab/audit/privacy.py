@@ -32,9 +32,11 @@ def check_epsilon(evidence: Evidence) -> Iterator[str]:
         yield f"epsilon falls from round to round: {stated.tolist()}"
     if find_spec("dp_accounting") is None:
         return
-    least, most = _epsilon_bounds(evidence, aggregation)
-    if not least * (1 - 1e-6) <= stated[-1] <= most * (1 + 1e-6):
-        expected = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
+    lower, upper = _epsilon_bounds(evidence, aggregation)
+    if not lower * (1 - 1e-6) <= stated[-1] <= upper * (1 + 1e-6):
+        expected = f"{lower:.6g}"
+        if lower != upper:
+            expected = f"{lower:.6g} to {upper:.6g}"
         yield (
             f"epsilon after the last round is {float(stated[-1])!r}; by the scenario's noise and "
             f"the rounds it is {expected}"
@@ -56,19 +58,19 @@ def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, 
     noise = aggregation["noise"] / (2 if is_local else 1)
     accountant = aggregation["accountant"]
     # the upper bound, as if every device took part in every round
-    most = _compute_epsilon(noise, {1.0: count}, delta, accountant)
+    upper = _compute_epsilon(noise, {1.0: count}, delta, accountant)
     selection = strategy.get("selection", {"kind": "random"})
     # CATA-Fed has names of selections instead of tables
     is_uniform = isinstance(selection, dict) and selection["kind"] == "random"
     if is_local or not is_uniform:
-        return most, most
+        return upper, upper
     rounds_by_share = _count_rounds_by_share(evidence, devices)
     if sum(rounds_by_share.values()) != count:
-        return 0.0, most
-    least = _compute_epsilon(noise, rounds_by_share, delta, accountant)
+        return 0.0, upper
+    lower = _compute_epsilon(noise, rounds_by_share, delta, accountant)
     if _is_always_idle(evidence.run.scenario):
-        return least, least
-    return least, most
+        return lower, lower
+    return lower, upper
 
 
 def _count_rounds_by_share(evidence: Evidence, devices: int) -> dict[float, int]:

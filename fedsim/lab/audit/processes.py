@@ -224,17 +224,17 @@ def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:
     steps = evidence.steps
     uploads = steps[(steps["step"] == "upload") & ~steps["task"].isin(_find_edge_tasks(evidence))]
     times, under_way = counts_at_once(uploads)
-    most = under_way.max(initial=0)
-    if most > slots:
+    most_uploads = under_way.max(initial=0)
+    if most_uploads > slots:
         time = times[under_way.argmax()]
-        yield f"{most:g} uploads were under way at {time!r} s; there are {slots} slots"
+        yield f"{most_uploads:g} uploads were under way at {time!r} s; there are {slots} slots"
     ordered = steps.sort_values(["task", "begin_row"])
     before_upload = ordered["step"].groupby(ordered["task"]).shift(-1) == "upload"
     has_waited = ordered["time"] > ordered["start"]
     waits = ordered[(ordered["step"] == "queue") & before_upload & has_waited]
-    least = fewest_at_once(times, under_way, waits["start"].to_numpy(), waits["time"].to_numpy())
-    text = "task {task} waited for a slot at {start!r} s, when {least:g} of {slots} were taken"
-    yield from report(text, waits.assign(least=least, slots=slots), least < slots)
+    fewest = fewest_at_once(times, under_way, waits["start"].to_numpy(), waits["time"].to_numpy())
+    text = "task {task} waited for a slot at {start!r} s, when {fewest:g} of {slots} were taken"
+    yield from report(text, waits.assign(fewest=fewest, slots=slots), fewest < slots)
 
 
 def _find_edge_tasks(evidence: Evidence) -> "pd.Series[int]":

@@ -40,19 +40,19 @@ def check_secure_messages(evidence: Evidence) -> Iterator[str]:
         # a client has two keys: one to encrypt its shares, and one for its masks
         unit = 2 * key if purpose == "secure-keys" else share
         neighbours = group["neighbours"]
-        least = unit * _fewest_units(kind, neighbours)
-        most = least
+        lower = unit * _fewest_units(kind, neighbours)
+        upper = lower
         if kind not in _EXACT_KINDS:
-            most = _where_known(neighbours, 2 * unit * most_neighbours)
+            upper = _where_known(neighbours, 2 * unit * most_neighbours)
         size = group["bytes"]
-        wrong = size < least.fillna(0.0)
-        wrong |= size > most.fillna(math.inf)
+        wrong = size < lower.fillna(0.0)
+        wrong |= size > upper.fillna(math.inf)
         wrong |= size % unit > 0
         text = (
             "transfer {row} {direction} has {bytes!r} bytes of {purpose}; by the scenario "
-            "{least:g} to {most:g}"
+            "{lower:g} to {upper:g}"
         )
-        yield from report(text, group.assign(least=least, most=most), wrong)
+        yield from report(text, group.assign(lower=lower, upper=upper), wrong)
 
 
 def _fewest_units(kind: object, neighbours: "pd.Series[float]") -> "pd.Series[float]":

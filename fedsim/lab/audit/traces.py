@@ -103,9 +103,9 @@ class TraceRate(LinkCapacity):
         sums = np.zeros(len(until))
         ends = np.append(self.limits.since[1:], np.inf)
         for since, end, limit in zip(self.limits.since, ends, self.limits.values, strict=True):
-            before = self.trace.capacity_until(np.array([since + self.start_s]), limit)
+            bytes_before = self.trace.capacity_until(np.array([since + self.start_s]), limit)
             position = np.clip(until, since, end) + self.start_s
-            sums += self.trace.capacity_until(position, limit) - before
+            sums += self.trace.capacity_until(position, limit) - bytes_before
         return sums
 
     def is_unlimited(self, begin: Floats, end: Floats) -> Flags:

@@ -161,8 +161,8 @@ def _passes_per_epoch(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
         amount = LocalEpochs(1) if steps is None else LocalSteps(steps)
         size = training["batch_size"] if math.isnan(own_sizes[row]) else int(own_sizes[row])
         batching = Batching(size, training["last_batch"])
-        done = Training(None, amount).samples_an_epoch(int(count), batching)
-        passes[row] = done / count
+        samples_per_epoch = Training(None, amount).samples_an_epoch(int(count), batching)
+        passes[row] = samples_per_epoch / count
     return passes
 
 
