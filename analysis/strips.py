@@ -16,7 +16,7 @@ from fedsim.common.arrays import Floats
 from fedsim.common.errors import FedsimError
 from fedsim.common.units import BytesPerSecond, read_quantity
 from fedsim.lab.reading.activities import TimeSpan
-from fedsim.lab.trackers.link_load import Curve, link_load, means, peer_load, summed
+from fedsim.lab.trackers.link_load import Curve, interval_means, link_load, peer_load, running_sum
 from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
@@ -61,7 +61,7 @@ def concurrency(spans: Sequence[TimeSpan]) -> Curve:
     """Return a curve over time of the count of spans that have started and not ended."""
     starts = [span.start for span in spans]
     ends = [span.end for span in spans]
-    return summed(np.array(starts + ends), np.repeat([1.0, -1.0], len(spans)))
+    return running_sum(np.array(starts + ends), np.repeat([1.0, -1.0], len(spans)))
 
 
 def draw_work(axes: Axes, view: View) -> None:
@@ -80,15 +80,15 @@ def draw_work(axes: Axes, view: View) -> None:
         steps = [step for step in activities.steps if step.task_outcome == outcome]
         if steps:
             base = top
-            top = top + means(concurrency(steps), edges)
+            top = top + interval_means(concurrency(steps), edges)
             _draw_area(axes, view, top, base, outcome, colour)
     most_drawn = max(1.0, float(top.max()))
-    present = means(concurrency(activities.presence), edges)
+    present = interval_means(concurrency(activities.presence), edges)
     history = view.history
     are_phases_known = len(history.devices_with_phases) == len(history.population)
     if are_phases_known and present.max() <= _FAR_MORE * most_drawn:
         most_drawn = max(most_drawn, float(present.max()))
-        reachable = present - means(concurrency(activities.absences), edges)
+        reachable = present - interval_means(concurrency(activities.absences), edges)
         _draw_area(axes, view, present, reachable, "away", palette.AWAY)
     axes.set(ylim=(0, most_drawn), ylabel="devices\nat work")
     style.set_whole_ticks(axes.yaxis, 3)
@@ -124,7 +124,7 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
 def _draw_peer_load(axes: Axes, view: View) -> None:
     """Draw the load of all messages between devices."""
     edges = _edges(view)
-    rate = means(peer_load(view.history.run), edges)
+    rate = interval_means(peer_load(view.history.run), edges)
     has_load = bool(rate.max())
     most = float(rate.max()) if has_load else 1.0
     unit = style.unit_for(most, RATES)
@@ -144,7 +144,7 @@ def _draw_link_load(axes: Axes, view: View) -> list[Artist]:
     limits = capacity(run)
     rates: dict[str, Floats] = {}
     for direction in _DIRECTIONS:
-        rate = means(link_load(run, direction), edges)
+        rate = interval_means(link_load(run, direction), edges)
         limit = limits[direction]
         if limit:
             rate = np.minimum(rate, limit)

@@ -24,7 +24,7 @@ from fedsim.common.arrays import Floats
 from fedsim.common.errors import FedsimError
 from fedsim.common.harmless import clean
 from fedsim.common.round_words import counted
-from fedsim.lab.reading.study_folder import names_apart
+from fedsim.lab.reading.study_folder import distinct_names
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 
@@ -315,7 +315,7 @@ def as_file_name(name: str) -> str:
 
 def run_names(runs: Iterable[RunFolder]) -> list[str]:
     """Return a distinct name per run: its folder's name, with parent folders if names are equal."""
-    return [shorten(name) for name in names_apart([run.path for run in runs])]
+    return [shorten(name) for name in distinct_names([run.path for run in runs])]
 
 
 def with_strategy(name: str, run: RunFolder) -> str:

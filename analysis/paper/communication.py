@@ -26,7 +26,7 @@ from fedsim.analysis.paper.sheet import (
     styled,
 )
 from fedsim.analysis.series import Series
-from fedsim.lab.reading.targets import Target, until
+from fedsim.lab.reading.targets import Target, costs_until_target
 from fedsim.records.ledger import total_of_round
 from fedsim.records.reading import RunFolder
 
@@ -190,7 +190,10 @@ def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Targ
     """
     reached_by_some = None
     for target in targets:
-        reached = [until(run.rounds, target, run.summary)["rounds"] is not None for run in runs]
+        reached = [
+            costs_until_target(run.rounds, target, run.summary)["rounds"] is not None
+            for run in runs
+        ]
         if all(reached):
             return target
         if any(reached) and reached_by_some is None:
@@ -201,7 +204,7 @@ def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Targ
 def _bytes_of(run: RunFolder, target: Target) -> BytesToTarget:
     """Return the bytes that a run moved until the end of the round that reached the target."""
     seed = int(run.summary["seed"])
-    rounds = until(run.rounds, target, run.summary)["rounds"]
+    rounds = costs_until_target(run.rounds, target, run.summary)["rounds"]
     if rounds is None:
         return BytesToTarget(seed, parts=None, round=None)
     number = int(rounds) - 1

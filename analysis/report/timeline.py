@@ -22,7 +22,7 @@ from fedsim.common.harmless import harmless
 from fedsim.lab.reading.activities import Activities, MessageEnd, StepSpan, TimeSpan
 from fedsim.lab.reading.attempts import PRE_TRAINING, Attempts
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
-from fedsim.lab.trackers.link_load import link_load, peer_load, thinned
+from fedsim.lab.trackers.link_load import link_load, peer_load, thin_out
 from fedsim.records.folder import AVAILABILITY
 from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
@@ -350,7 +350,7 @@ class _ColumnsOfLanes:
             "up": link_load(self.run, "up"),
             "peer": peer_load(self.run),
         }
-        thinned_curves = {name: thinned(curve, _POINTS) for name, curve in curves.items()}
+        thinned_curves = {name: thin_out(curve, _POINTS) for name, curve in curves.items()}
         times: Columns = {}
         values: Columns = {}
         for name, curve in thinned_curves.items():

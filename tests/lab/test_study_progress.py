@@ -19,7 +19,7 @@ from fedsim.lab.terminal import Console
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study_progress, "_EVERY_S", 0.0)
+    monkeypatch.setattr(study_progress, "_WRITE_INTERVAL_S", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")

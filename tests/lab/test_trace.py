@@ -18,7 +18,7 @@ import fedsim
 from fedsim.common.errors import RunFolderError
 from fedsim.lab.reading.activities import Activities
 from fedsim.lab.reading.history import History
-from fedsim.lab.trackers.link_load import Curve, link_load, means, summed, thinned
+from fedsim.lab.trackers.link_load import Curve, interval_means, link_load, running_sum, thin_out
 from fedsim.lab.trackers.trace import write_trace
 from fedsim.plugin import World
 from fedsim.records.reading import RunFolder
@@ -246,19 +246,21 @@ def test_a_thinned_curve_has_the_same_area() -> None:
     rng = np.random.default_rng(5)
     times = np.sort(rng.uniform(0, 100, 3000))
     curve = Curve(times, np.append(rng.uniform(0, 9, 2999), 0.0))
-    thin = thinned(curve, 50)
+    thin = thin_out(curve, 50)
     assert len(thin.times) == 50
     areas = [float(np.sum(one.values[:-1] * np.diff(one.times))) for one in (curve, thin)]
     assert areas[1] == pytest.approx(areas[0])
-    assert thinned(curve, 3000) is curve
+    assert thin_out(curve, 3000) is curve
 
 
 def test_sums_of_changes_in_any_order_and_their_means() -> None:
-    curve = summed(np.array([3.0, 1.0, 2.0, 1.0]), np.array([-5.0, 2.0, 1.0, 2.0]))
+    curve = running_sum(np.array([3.0, 1.0, 2.0, 1.0]), np.array([-5.0, 2.0, 1.0, 2.0]))
     assert (curve.times.tolist(), curve.values.tolist()) == ([1.0, 2.0, 3.0], [4.0, 5.0, 0.0])
-    assert means(curve, np.array([0.0, 2.0, 2.5, 7.0])) == pytest.approx([2.0, 5.0, 2.5 / 4.5])
-    nothing = summed(np.zeros(0), np.zeros(0))
-    assert (len(nothing.times), means(nothing, np.arange(3.0)).tolist()) == (0, [0.0, 0.0])
+    assert interval_means(curve, np.array([0.0, 2.0, 2.5, 7.0])) == pytest.approx(
+        [2.0, 5.0, 2.5 / 4.5]
+    )
+    nothing = running_sum(np.zeros(0), np.zeros(0))
+    assert (len(nothing.times), interval_means(nothing, np.arange(3.0)).tolist()) == (0, [0.0, 0.0])
 
 
 STAR = {"kind": "star", "device": {"down": "2 Mbit/s", "up": "1 Mbit/s", "latency": "20 ms"}}

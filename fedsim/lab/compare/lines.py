@@ -11,9 +11,9 @@ from fedsim.lab.reading.study_folder import (
     UNNAMED,
     IndexedSure,
     StudyIndex,
+    distinct_names,
     is_done,
     is_study,
-    names_apart,
     read_index,
 )
 from fedsim.records.folder import summarised_status
@@ -271,7 +271,7 @@ def _read_sources(paths: Sequence[str | Path], index: StudyIndex | None) -> list
         (folder,) = map(Path, paths)
         return [_FolderLines(_lines_of_study(folder, index), index)]
     folders = [Path(path) for path in paths]
-    run_names = iter(names_apart([folder for folder in folders if not is_study(folder)]))
+    run_names = iter(distinct_names([folder for folder in folders if not is_study(folder)]))
     sources = []
     for folder in folders:
         if is_study(folder):

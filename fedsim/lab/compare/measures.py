@@ -28,7 +28,7 @@ from fedsim.common.units import (
 from fedsim.common.wording import explain
 from fedsim.lab.reading.fairness import jain_index, selectable, worst_decile
 from fedsim.lab.reading.record_data import RecordData
-from fedsim.lab.reading.targets import Target, until, within
+from fedsim.lab.reading.targets import Target, best_accuracy_within, costs_until_target
 from fedsim.records import folder as files
 from fedsim.records.ledger import LedgerPreset, total
 from fedsim.records.reading import RunFolder
@@ -378,7 +378,7 @@ def measure(
         for target in targets:
             values |= costs_until(run, target)
         if budget:
-            values[WITHIN.name] = within(run.rounds, budget)
+            values[WITHIN.name] = best_accuracy_within(run.rounds, budget)
         applicable_names: Collection[str] = values.keys()
         if run.scenario.get("data", {}).get("pooled_from") is not None:
             all_measures = (*measures(targets), *of_metrics([run]))
@@ -473,7 +473,7 @@ def costs_until(run: RunFolder, target: Target) -> Values:
         target: the target.
     """
     names = [cost_of(cost, target).name for cost in _UNIT_OF_COST]
-    costs = until(run.rounds, target, run.summary)
+    costs = costs_until_target(run.rounds, target, run.summary)
     return dict(zip(names, costs.values(), strict=True))
 
 

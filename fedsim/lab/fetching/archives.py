@@ -1,7 +1,7 @@
 """Unpacking of named files from archives that may be hostile.
 
-The catalogue names the written files; names in an archive are never used as paths. Only regular files
-are read, and none beyond its expected size.
+The catalogue names the written files; names in an archive are never used as paths. Only regular
+files are read, and none beyond its expected size.
 """
 
 import lzma
@@ -36,16 +36,16 @@ def unpack(archive: Path, file: RemoteFile, folder: Path, progress: FetchProgres
     """
     for name, member in file.members.items():
         with (
-            _explained(file.name, folder),
+            _converted_errors(file.name, folder),
             replacing(folder / name) as target,
-            _opened(archive, file, member) as source,
+            _open_member(archive, file, member) as source,
             target.open("wb") as output,
         ):
             _copy(source, output, f"{file.name}: {name}", member, progress)
 
 
 @contextmanager
-def _explained(name: str, folder: Path) -> Iterator[None]:
+def _converted_errors(name: str, folder: Path) -> Iterator[None]:
     """Context manager that converts the errors of archives to ``DataError``."""
     try:
         yield
@@ -61,7 +61,7 @@ def _explained(name: str, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(archive: Path, file: RemoteFile, member: Member) -> Iterator[IO[bytes]]:
+def _open_member(archive: Path, file: RemoteFile, member: Member) -> Iterator[IO[bytes]]:
     """Open one file within a downloaded archive for reading, and close it at the end of the block.
 
     Args:
@@ -75,27 +75,25 @@ def _opened(archive: Path, file: RemoteFile, member: Member) -> Iterator[IO[byte
     elif file.form == "zip":
         with (
             zipfile.ZipFile(require_regular(archive)) as entries,
-            _in_zip(entries, file, member) as content,
+            _open_in_zip(entries, file, member) as content,
         ):
             yield content
     else:
         with (
             tarfile.open(require_regular(archive)) as entries_of_tar,
-            _in_tar(entries_of_tar, file, member) as content,
+            _open_in_tar(entries_of_tar, file, member) as content,
         ):
             yield content
 
 
-def _in_zip(entries: zipfile.ZipFile, file: RemoteFile, member: Member) -> IO[bytes]:
-    names = entries.namelist()
-    if names.count(member.source) != 1:
-        raise DataError(
-            f"{file.name} has {names.count(member.source)} entries {member.source!r}; 1 is expected"
-        )
+def _open_in_zip(entries: zipfile.ZipFile, file: RemoteFile, member: Member) -> IO[bytes]:
+    count = entries.namelist().count(member.source)
+    if count != 1:
+        raise DataError(f"{file.name} has {count} entries {member.source!r}; 1 is expected")
     return entries.open(member.source)
 
 
-def _in_tar(entries: tarfile.TarFile, file: RemoteFile, member: Member) -> IO[bytes]:
+def _open_in_tar(entries: tarfile.TarFile, file: RemoteFile, member: Member) -> IO[bytes]:
     for number, entry in enumerate(entries):
         if number >= _MOST_MEMBERS:
             break
@@ -111,8 +109,10 @@ def _in_tar(entries: tarfile.TarFile, file: RemoteFile, member: Member) -> IO[by
 def _copy(
     source: IO[bytes], output: IO[bytes], name: str, member: Member, progress: FetchProgress
 ) -> None:
+    """Copy an unpacked file, and raise ``DataError`` if its size is not the expected one."""
     size = 0
     while True:
+        # one byte more than allowed shows that the file is too long
         chunk = source.read(min(_CHUNK, member.limit + 1 - size))
         if not chunk:
             break

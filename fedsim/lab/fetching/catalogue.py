@@ -32,11 +32,11 @@ class Member(Spec):
 
     @property
     def limit(self) -> int:
-        """The size (bytes) beyond which an unpacked file is refused; 0 if none is given."""
+        """The largest size of the unpacked file that is accepted (bytes)."""
         return self.bytes or self.most or 0
 
     @model_validator(mode="after")
-    def _has_limit(self) -> Self:
+    def _check_limit(self) -> Self:
         if not self.limit:
             raise ValueError("a member needs 'bytes' or 'most'")
         return self
@@ -64,7 +64,7 @@ class RemoteFile(Spec):
     members: dict[FileName, Member] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _check_completeness(self) -> Self:
         if (self.sha256 is None) == (self.md5 is None):
             raise ValueError(f"{self.name!r} needs a checksum, 'sha256' or 'md5'")
         if not self.limit:
@@ -90,7 +90,7 @@ class RemoteFile(Spec):
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the files in the folder afterwards: the unpacked files, or the download itself."""
+        """Names of the files in the folder at the end: the unpacked files, or the download itself."""
         return list(self.members) or [self.name]
 
 

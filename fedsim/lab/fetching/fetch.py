@@ -81,9 +81,11 @@ class FetchPlan:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes to write at most: the downloads, which are removed at the end, and the unpacked files."""
-        unpacked = [member for planned in self.missing for member in planned.file.members.values()]
-        return self.download_bytes + sum(member.limit for member in unpacked)
+        """Most bytes to write: the downloads, which are removed at the end, and the unpacked files."""
+        unpacked_bytes = 0
+        for planned in self.missing:
+            unpacked_bytes += sum(member.limit for member in planned.file.members.values())
+        return self.download_bytes + unpacked_bytes
 
     @property
     def hosts(self) -> list[str]:
@@ -95,7 +97,8 @@ class FetchPlan:
         """Return lines of text about the plan: title, licence, page, size, hosts and folder."""
         size = show_bytes(self.download_bytes)
         disk = show_bytes(self.disk_bytes)
-        about = "" if all(planned.file.bytes for planned in self.missing) else "at most "
+        are_sizes_known = all(planned.file.bytes for planned in self.missing)
+        limit = "" if are_sizes_known else "at most "
         lines = [
             f"{self.name}: {self.dataset.title}",
             f"licence: {self.dataset.licence}",
@@ -104,7 +107,7 @@ class FetchPlan:
             f"to: {self.folder}",
         ]
         if self.missing:
-            lines.append(f"size: {about}{size} to download, up to {disk} of disk meanwhile")
+            lines.append(f"size: {limit}{size} to download, up to {disk} of disk meanwhile")
         lines.append(f"in a scenario: {self.dataset.use}")
         return lines
 
@@ -140,7 +143,7 @@ def plan_fetch(
         urls = file.urls
         if mirror is not None:
             urls = [f"{mirror.rstrip('/')}/{file.name}"]
-        present = FileTransfer(file, urls, root / DOWNLOADS / name, _silent).present()
+        present = FileTransfer(file, urls, root / DOWNLOADS / name, _report_nothing).present()
         state: FileState = "part" if present else "missing"
         if _is_there(folder, file, receipt):
             state = "there"
@@ -208,29 +211,27 @@ def _is_there(folder: Path, file: RemoteFile, receipt: dict[str, int]) -> bool:
     Args:
         folder: folder of the data set.
         file: description of the published file.
-        receipt: name -> size (bytes) of the files that were fetched before.
+        receipt: dict from name to size (bytes) of the files that were fetched before.
 
     Raises:
         DataError: a file is in the way that was not fetched and differs from the published one.
     """
-    there = []
+    are_there = True
     for name in file.outputs:
         path = folder / name
         if not path.exists():
-            there.append(False)
+            are_there = False
             continue
         size = path.stat().st_size
         if receipt.get(name) == size or _is_published(path, size, file, name):
-            there.append(True)
             continue
-        if name in receipt:  # was fetched, and has changed since
-            there.append(False)
-            continue
-        raise DataError(
-            f"'{path}' is there, and is not the published file; move it away, or give another "
-            "--root"
-        )
-    return all(there)
+        if name not in receipt:
+            raise DataError(
+                f"'{path}' is there, and is not the published file; move it away, or give another "
+                "--root"
+            )
+        are_there = False  # was fetched, and has changed since
+    return are_there
 
 
 def _is_published(path: Path, size: int, file: RemoteFile, name: str) -> bool:
@@ -250,7 +251,7 @@ def _is_published(path: Path, size: int, file: RemoteFile, name: str) -> bool:
 
 
 def _read_receipt(folder: Path) -> dict[str, int]:
-    """Return name -> size (bytes) of the files that were fetched into a folder before.
+    """Return a dict from name to size (bytes) of the files that were fetched into a folder before.
 
     They are read from the receipt, a file in that folder; empty if it cannot be read.
     """
@@ -281,5 +282,5 @@ def _write_receipt(folder: Path, planned: PlannedFile) -> None:
         target.write_text(json.dumps({"files": table}, indent=1) + "\n", encoding="utf-8")
 
 
-def _silent(name: str, size: int, whole: int | None) -> None:
+def _report_nothing(name: str, size: int, total: int | None) -> None:
     """Report no progress."""

@@ -22,7 +22,7 @@ _ATTEMPTS = 3  # connections to one address, each of which resumes where the one
 _PATIENCE_S = 30.0  # longest real time without a byte (s)
 _SCHEMES = ("http", "https")
 _RANGE = re.compile(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15}|\*)")
-_SATISFIED = 416  # HTTP status: the range begins at or after the end
+_RANGE_NOT_SATISFIABLE = 416  # HTTP status: the range begins at or after the end
 
 FetchProgress = Callable[[str, int, int | None], None]
 """Receives the name of a file, the bytes that are there, and its size (None if unknown)."""
@@ -113,35 +113,36 @@ class FileTransfer:
         raise DownloadError(f"{self.file.name} cannot be downloaded ({'; '.join(reasons)}){kept}")
 
     def _fetch(self, url: str) -> None:
+        """Download the file from one address, and raise ``_UnusableError`` if that fails."""
         for _ in range(_ATTEMPTS):
-            before = self.present()
+            earlier_bytes = self.present()
             if not self._is_complete():
-                self._continue(url, before)
+                self._download_rest(url, earlier_bytes)
             if self._is_complete():
                 difference = self._difference()
                 if not difference:
                     return
                 self._part.unlink()
-                if not before:
+                if not earlier_bytes:
                     raise _UnusableError(difference)
                 continue  # the earlier part may be of another file
-            if self.present() <= before:
+            if self.present() <= earlier_bytes:
                 break
         raise _UnusableError(f"it ended after {show_bytes(self.present())}{self._of_size()}")
 
-    def _continue(self, url: str, before: int) -> None:
+    def _download_rest(self, url: str, earlier_bytes: int) -> None:
         """Download the rest of the file from an address.
 
         A connection that breaks counts as a success if it brought bytes.
 
         Args:
             url: the address.
-            before: bytes that were downloaded before.
+            earlier_bytes: bytes that were downloaded before.
         """
         try:
-            self._connect(url, before)
+            self._connect(url, earlier_bytes)
         except _UnusableError:
-            if self.present() <= before:
+            if self.present() <= earlier_bytes:
                 raise
 
     def _is_complete(self) -> bool:
@@ -164,7 +165,7 @@ class FileTransfer:
             with opener.open(request, timeout=_PATIENCE_S) as answer:
                 self._receive(answer, start)
         except urllib.error.HTTPError as error:
-            if error.code == _SATISFIED:
+            if error.code == _RANGE_NOT_SATISFIABLE:
                 self._part.unlink(missing_ok=True)
             raise _UnusableError(f"HTTP status {error.code}, {error.reason}") from None
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
@@ -173,18 +174,20 @@ class FileTransfer:
             raise _UnusableError(error.strerror or str(error)) from None
 
     def _receive(self, answer: http.client.HTTPResponse, start: int) -> None:
+        """Append an answer to the incomplete download, or begin anew if it has the whole file."""
         begin = _first_byte(answer)
         if begin not in (0, start):
             raise _UnusableError(f"it sends bytes from {begin} on, and {start} were asked for")
         length = answer.headers.get("Content-Length", "")
         if self.file.bytes is not None and length.isdecimal():
-            whole = begin + int(length)
-            if whole != self.file.bytes:
-                raise _UnusableError(f"it has {whole} bytes; {self.file.bytes} are expected")
+            size = begin + int(length)
+            if size != self.file.bytes:
+                raise _UnusableError(f"it has {size} bytes; {self.file.bytes} are expected")
         with self._part.open("ab" if begin else "wb") as part:
             self._copy(answer, part, begin)
 
     def _copy(self, answer: http.client.HTTPResponse, part: IO[bytes], begin: int) -> None:
+        """Append the bytes of an answer to the incomplete download, up to the file's limit."""
         size = begin
         while True:
             try:
@@ -203,6 +206,7 @@ class FileTransfer:
             self.progress(self.file.name, size, self.file.bytes)
 
     def _write(self, chunk: bytes, part: IO[bytes]) -> None:
+        """Write bytes to the incomplete download; a full disk raises ``DataError``."""
         try:
             part.write(chunk)
             part.flush()

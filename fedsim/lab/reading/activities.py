@@ -19,7 +19,7 @@ from fedsim.records.schema import is_act
 
 _NUMBERED = re.compile(r"(device|edge) (\d+)")
 _DECISIONS = ("cluster-split", "cluster", "clustering", "tiers")
-_OF_DEVICES = ("task-end", "arrival", "departure", "shift", "shift-test", "assign")
+_DEVICE_KINDS = ("task-end", "arrival", "departure", "shift", "shift-test", "assign")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,18 @@ class MessageSpan:
             names.append((self.destination, self.source, False))
         ends = []
         for name, other, is_sent in names:
-            number = _NUMBERED.fullmatch(name)
-            span = (int(number[2]) if number else -1, self.start, self.end)
-            ends.append(MessageEnd(*span, name, is_sent, other, delivered, self.outcome))
+            match = _NUMBERED.fullmatch(name)
+            end = MessageEnd(
+                device=int(match[2]) if match else -1,
+                start=self.start,
+                end=self.end,
+                name=name,
+                is_sent=is_sent,
+                other=other,
+                delivered=delivered,
+                outcome=self.outcome,
+            )
+            ends.append(end)
         return ends
 
     def device_ends(self) -> list[MessageEnd]:
@@ -276,7 +285,7 @@ class Activities:
         link.
         """
         acts = [kind for kind in self.history.events["kind"].unique() if is_act(kind)]
-        table = self.history.of(*_OF_DEVICES, *acts)
+        table = self.history.of(*_DEVICE_KINDS, *acts)
         columns = (
             table["kind"].tolist(),
             table["time"].tolist(),
@@ -307,7 +316,7 @@ class Activities:
         messages = []
         for row in self.history.data("message"):
             data = row["data"]
-            messages.append(MessageSpan(data["source"], data["destination"], *_extent(row)))
+            messages.append(MessageSpan(data["source"], data["destination"], *_message_fields(row)))
         return messages
 
     @cached_property
@@ -334,7 +343,7 @@ class Activities:
             destination = f"edge {edge}"
             if row["data"]["direction"] == "up":
                 source, destination = destination, source
-            transfers.append(EdgeTransfer(source, destination, *_extent(row), edge))
+            transfers.append(EdgeTransfer(source, destination, *_message_fields(row), edge))
         return transfers
 
     @cached_property
@@ -348,18 +357,18 @@ class Activities:
 
         They are the rounds that ended, and marks of decisions about groups, such as a clustering.
         """
-        begun = {row["round"]: row for row in self.history.data("round-start")}
+        round_starts = {row["round"]: row for row in self.history.data("round-start")}
         entries: list[RoundPeriod | Mark] = []
         for row in self.history.data(*_DECISIONS, "round"):
             if row["kind"] != "round":
                 entries.append(Mark(row["kind"], row["time"]))
                 continue
-            beginning = begun.get(row["round"])
+            start_record = round_starts.get(row["round"])
             start = None
             deadline = None
-            if beginning is not None:
-                start = beginning["time"]
-                deadline = beginning["data"].get("deadline")
+            if start_record is not None:
+                start = start_record["time"]
+                deadline = start_record["data"].get("deadline")
             entries.append(
                 RoundPeriod(int(row["round"]), start, row["time"], deadline, row["data"])
             )
@@ -371,7 +380,7 @@ class Activities:
         return [entry for entry in self.server if isinstance(entry, RoundPeriod)]
 
 
-def _extent(row: RecordData) -> tuple[float, float, int | None, str, RecordData]:
+def _message_fields(row: RecordData) -> tuple[float, float, int | None, str, RecordData]:
     """Return the fields of a record that ends a message, in the order of ``MessageSpan``.
 
     Returns:

@@ -21,7 +21,7 @@ COUNTED: tuple[AttemptOutcome, ...] = ("valid", "slow", "late", "lost")
 PRE_TRAINING = "pre-training"
 """Kind, in pictures, of a training of a task that prepares."""
 
-_OF_TASK: Mapping[str, AttemptOutcome] = {
+_OUTCOME_OF_TASK: Mapping[str, AttemptOutcome] = {
     "done": "valid",
     "late": "late",
     "lost": "lost",
@@ -119,30 +119,34 @@ class Attempts:
         steps: defaultdict[int, list[StepSpan]] = defaultdict(list)
         for step in self.activities.steps:
             steps[step.task].append(step)
-        sends_models = any(_purposes(self.activities.steps, "download", {_MODEL}))
+        sends_models = _MODEL in _purposes(self.activities.steps, "download")
         ends = {row["task"]: row for row in self.history.data("task-end")}
-        splits = {(row["round"], row["device"]) for row in self.history.data("split")}
+        split_reports = {(row["round"], row["device"]) for row in self.history.data("split")}
         attempts = []
         for row in self.history.data("task-start"):
             task = int(row["task"])
             end = ends.get(row["task"])
-            of_task = tuple(steps[task])
-            time = self.history.end if end is None else float(end["time"])
-            ending = "stopped" if end is None else str(end["outcome"])
-            number = _whole(row["round"])
+            task_steps = tuple(steps[task])
+            end_s = self.history.end
+            task_outcome = "stopped"
+            if end is not None:
+                end_s = float(end["time"])
+                task_outcome = str(end["outcome"])
+            round_number = _int_or_none(row["round"])
+            has_split = (row["round"], row["device"]) in split_reports
             attempts.append(
                 Attempt(
                     task=task,
                     device=int(row["device"]),
-                    round=number,
-                    group=_whole(row["group"]),
+                    round=round_number,
+                    group=_int_or_none(row["group"]),
                     start=float(row["time"]),
-                    end=time,
-                    outcome=_outcome(ending, of_task),
-                    is_preparation=_prepares(of_task, ending, sends_models),
-                    steps=of_task,
-                    training_limit=self._limits.get(number),
-                    splits=number is not None and (row["round"], row["device"]) in splits,
+                    end=end_s,
+                    outcome=_outcome(task_outcome, task_steps),
+                    is_preparation=_is_preparation(task_steps, task_outcome, sends_models),
+                    steps=task_steps,
+                    training_limit=self._limits.get(round_number),
+                    splits=round_number is not None and has_split,
                 )
             )
         return attempts
@@ -178,8 +182,8 @@ class Attempts:
     @cached_property
     def trained(self) -> list[int]:
         """Indices of the rounds that the server began and in which a device trained."""
-        training = {attempt.round for attempt in self.all if attempt.trains}
-        return [number for number in self.openings if number in training]
+        with_training = {attempt.round for attempt in self.all if attempt.trains}
+        return [number for number in self.openings if number in with_training]
 
     @cached_property
     def openings(self) -> dict[int, RecordData]:
@@ -194,29 +198,27 @@ class Attempts:
         return limits
 
 
-def _whole(value: float | None) -> int | None:
+def _int_or_none(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _purposes(steps: Iterable[StepSpan], kind: str, among: set[str] | None = None) -> list[str]:
+def _purposes(steps: Iterable[StepSpan], kind: str) -> list[str]:
     """Return the purposes, such as ``update``, of what tasks received or sent, in order.
 
     Args:
         steps: steps of tasks.
         kind: ``download`` for what they received, ``upload`` for what they sent.
-        among: the purposes to return; None for all.
     """
     purposes = []
     for step in steps:
         if step.kind != kind:
             continue
         for purpose, _ in step.data.get("payloads", []):
-            if among is None or purpose in among:
-                purposes.append(str(purpose))
+            purposes.append(str(purpose))
     return purposes
 
 
-def _prepares(steps: Sequence[StepSpan], ending: str, sends_models: bool) -> bool:
+def _is_preparation(steps: Sequence[StepSpan], task_outcome: str, sends_models: bool) -> bool:
     """Whether a task only prepares: it trains no model of a round, as in profiling or pre-training.
 
     A task that received or sent anything else than a round's model and its update prepares. So does
@@ -225,10 +227,10 @@ def _prepares(steps: Sequence[StepSpan], ending: str, sends_models: bool) -> boo
 
     Args:
         steps: steps of the task.
-        ending: outcome of the task.
+        task_outcome: outcome of the task.
         sends_models: whether any task of the run received a round's model.
     """
-    if ending == "done" and not any(step.kind == "train" for step in steps):
+    if task_outcome == "done" and not any(step.kind == "train" for step in steps):
         return True
     received = _purposes(steps, "download")
     sent = _purposes(steps, "upload")
@@ -239,14 +241,14 @@ def _prepares(steps: Sequence[StepSpan], ending: str, sends_models: bool) -> boo
     return any(step.kind == "train" for step in steps)
 
 
-def _outcome(ending: str, steps: Sequence[StepSpan]) -> AttemptOutcome:
+def _outcome(task_outcome: str, steps: Sequence[StepSpan]) -> AttemptOutcome:
     """Return the outcome of a client's task for statistics, such as ``valid`` or ``late``.
 
     Args:
-        ending: outcome of the task in the records, such as ``done`` or ``battery``.
+        task_outcome: outcome of the task in the records, such as ``done`` or ``battery``.
         steps: steps of the task; ``done`` without a finished epoch counts as ``slow``.
     """
-    outcome = _OF_TASK.get(ending, "stopped")
+    outcome = _OUTCOME_OF_TASK.get(task_outcome, "stopped")
     trainings = [step for step in steps if step.kind == "train"]
     if outcome == "valid" and trainings and not trainings[-1].data.get("epochs"):
         return "slow"

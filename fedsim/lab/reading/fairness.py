@@ -69,9 +69,10 @@ def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
     events = pd.DataFrame(run.events_of(("task-start", "round"), names), columns=names)
     ends = events["kind"] == "round"
     is_selection = ~ends & events["round"].notna()
-    before = events[is_selection].groupby("device").cumcount().reindex(events.index, fill_value=0)
-    squares = ((2 * before + 1) * is_selection).cumsum()
-    index = is_selection.cumsum() ** 2 / (selectable(run) * squares)
+    earlier = events[is_selection].groupby("device").cumcount().reindex(events.index, fill_value=0)
+    # a device's count x becomes x + 1, so that the sum of squares grows by 2 x + 1
+    sum_of_squares = ((2 * earlier + 1) * is_selection).cumsum()
+    index = is_selection.cumsum() ** 2 / (selectable(run) * sum_of_squares)
     times = events["time"][ends].to_numpy().astype(np.float64)
     return times, index[ends].to_numpy().astype(np.float64)
 
@@ -86,8 +87,8 @@ def selections(run: RunFolder) -> "pd.DataFrame":
 
     names = ["kind", "task", "device", "round", "group", "step", "outcome", "data"]
     events = pd.DataFrame(run.events_of(("step-end", "task-end"), names), columns=names)
-    trained = events[(events["kind"] == "step-end") & (events["step"] == "train")]
-    lacks_epoch = trained["data"].map(lambda data: not parse_json(data)["epochs"]).astype(bool)
-    ended = events[(events["kind"] == "task-end") & events["round"].notna()]
-    has_epoch = ~ended["task"].isin(trained["task"][lacks_epoch])
-    return ended[["device", "group"]].assign(valid=(ended["outcome"] == "done") & has_epoch)
+    trainings = events[(events["kind"] == "step-end") & (events["step"] == "train")]
+    lacks_epoch = trainings["data"].map(lambda data: not parse_json(data)["epochs"]).astype(bool)
+    ends = events[(events["kind"] == "task-end") & events["round"].notna()]
+    has_epoch = ~ends["task"].isin(trainings["task"][lacks_epoch])
+    return ends[["device", "group"]].assign(valid=(ends["outcome"] == "done") & has_epoch)

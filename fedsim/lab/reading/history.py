@@ -85,7 +85,7 @@ class History:
         is the JSON of the record that ends the step, and None for a step that never ended.
         """
         rows = self.of("step-start", "step-end").sort_values("task", kind="stable")
-        # a task does one step at a time
+        # a task does one step at a time, so the task's next record is the end of the step
         following = rows[["kind", "task", "time", "outcome", "data"]].shift(-1)
         has_end = (following["kind"] == "step-end") & (following["task"] == rows["task"])
         # if the run was cut off, tasks and steps are still open at its end
@@ -133,10 +133,8 @@ class History:
         Examples are an outage, and a new rate of a link. The only column, ``end``, is the time (s)
         of the record of the change.
         """
-        acts = self.events["kind"].astype(str).map(is_act).astype(bool)
-        return self.events.loc[acts, ["time"]].rename(columns={"time": "end"})
-
-    # presence: DataFrames with ``device``, ``start`` and ``end``, sorted by device and time
+        is_act_record = self.events["kind"].astype(str).map(is_act).astype(bool)
+        return self.events.loc[is_act_record, ["time"]].rename(columns={"time": "end"})
 
     @cached_property
     def presence(self) -> pd.DataFrame:
@@ -156,14 +154,14 @@ class History:
         """
         if not self.run.has(AVAILABILITY):
             return self._phases
-        switched_off = self._stretches(self.of("switch-off", "switch-on"), "switch-off")
+        switched_off = self._intervals_from(self.of("switch-off", "switch-on"), "switch-off")
         unreachable = self._phases[~self._phases["on"]]
-        off = pd.concat([unreachable, switched_off])[["device", "start", "end"]]
-        devices = self.population.loc[off["device"]]
-        start = np.maximum(off["start"], devices["arrival"].to_numpy())
-        end = np.minimum(off["end"], devices["departure"].to_numpy())
-        off = _drop_empty(off.assign(start=start, end=end))
-        return off.sort_values(["device", "start"], kind="stable", ignore_index=True)
+        absences = pd.concat([unreachable, switched_off])[["device", "start", "end"]]
+        devices = self.population.loc[absences["device"]]
+        start = np.maximum(absences["start"], devices["arrival"].to_numpy())
+        end = np.minimum(absences["end"], devices["departure"].to_numpy())
+        absences = _drop_empty(absences.assign(start=start, end=end))
+        return absences.sort_values(["device", "start"], kind="stable", ignore_index=True)
 
     @property
     def devices_with_phases(self) -> Ints:
@@ -189,9 +187,9 @@ class History:
         """
         acts = self.of("edge-off", "edge-on")
         acts = acts.assign(device=[parse_data(text)["edge"] for text in acts["data"]])
-        return self._stretches(acts, "edge-off")
+        return self._intervals_from(acts, "edge-off")
 
-    def _stretches(self, acts: pd.DataFrame, kind: str) -> pd.DataFrame:
+    def _intervals_from(self, acts: pd.DataFrame, kind: str) -> pd.DataFrame:
         """Return the intervals that begin with a record of a kind, such as ``switch-off``.
 
         Args:
@@ -240,7 +238,8 @@ class History:
         ``move`` (from one group to another). Rows are sorted by kind, in this order.
         """
         tests = self.of("shift-test")
-        noticed = tests[np.array([parse_data(text)["fired"] for text in tests["data"]], dtype=bool)]
+        has_fired = [parse_data(text)["fired"] for text in tests["data"]]
+        noticed = tests[np.array(has_fired, dtype=bool)]
         tables = (
             self.of("arrival"),
             self.of("departure"),
@@ -262,10 +261,10 @@ class History:
         intervals of a device have no gap between its arrival and its departure.
         """
         population = self.population[self.population["arrival"] <= self.end]
-        births = pd.DataFrame(
+        arrivals = pd.DataFrame(
             {"device": population.index, "time": population["arrival"], "group": NO_GROUP}
         )
-        rows = pd.concat([births, self.moves[["device", "time", "group"]]], ignore_index=True)
+        rows = pd.concat([arrivals, self.moves[["device", "time", "group"]]], ignore_index=True)
         rows = rows.sort_values("device", kind="stable").rename(columns={"time": "start"})
         departure = rows["device"].map(population["departure"]).clip(upper=self.end)
         start = np.maximum(rows["start"], rows["device"].map(population["arrival"]))
@@ -300,9 +299,11 @@ class History:
         that have no group are last.
         """
         final = self.final
-        first = self.moves.groupby("device")["time"].min().reindex(final.index).fillna(np.inf)
-        last = final.where(final != NO_GROUP, final.max() + 1)
-        return final.index.to_numpy(np.int64)[np.lexsort((final.index, first, last))]
+        first_time = self.moves.groupby("device")["time"].min().reindex(final.index)
+        group_rank = final.where(final != NO_GROUP, final.max() + 1)
+        # lexsort sorts by its last key first
+        order = np.lexsort((final.index, first_time.fillna(np.inf), group_rank))
+        return final.index.to_numpy(np.int64)[order]
 
     def sizes(self, group: int) -> tuple[Floats, Ints]:
         """Return the count of members of a group over time.
@@ -318,9 +319,9 @@ class History:
         starts = np.sort(stays["start"].to_numpy(float))
         ends = np.sort(stays["end"].to_numpy(float))
         times = np.unique(np.concatenate([[0.0], starts, ends[ends < self.end]]))
-        begun = np.searchsorted(starts, times, side="right")
-        ended = np.searchsorted(ends, times, side="right")
-        return times, (begun - ended).astype(np.int64)
+        joined = np.searchsorted(starts, times, side="right")
+        left = np.searchsorted(ends, times, side="right")
+        return times, (joined - left).astype(np.int64)
 
 
 def _drop_empty(table: pd.DataFrame) -> pd.DataFrame:

@@ -147,8 +147,8 @@ def _explain_damage(error: ValidationError) -> str:
                 f"is of format {problem['input']!r}; this fedsim reads 1 alone, so use the fedsim "
                 "that wrote it"
             )
-    place = ".".join(map(str, problems[0]["loc"])) or "all of it"
-    return f"is damaged: {place}: {problems[0]['msg']}"
+    key = ".".join(map(str, problems[0]["loc"])) or "all of it"
+    return f"is damaged: {key}: {problems[0]['msg']}"
 
 
 def _explain_absence(path: Path) -> str:
@@ -173,18 +173,18 @@ def write_index(path: Path, index: StudyIndex) -> None:
     files.write_text(path / INDEX, json.dumps(index.model_dump(), indent=2, allow_nan=False) + "\n")
 
 
-def names_apart(paths: Sequence[Path]) -> list[str]:
+def distinct_names(paths: Sequence[Path]) -> list[str]:
     """Return a distinct name for each folder, with as few of the last parts of its path as needed.
 
     All names have the same count of parts. If two paths are equal, each name is the position of the
     path, from 1, and its last part.
     """
-    parts = [path.resolve().parts for path in paths]
-    for depth in range(1, max(map(len, parts), default=0)):
-        names = ["/".join(part[-depth:]) for part in parts]
+    parts_of_paths = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts_of_paths), default=0)):
+        names = ["/".join(parts[-depth:]) for parts in parts_of_paths]
         if len(set(names)) == len(names):
             return names
-    return [f"{place}-{part[-1]}" for place, part in enumerate(parts, start=1)]
+    return [f"{position}-{parts[-1]}" for position, parts in enumerate(parts_of_paths, start=1)]
 
 
 def is_done(run: Path) -> bool:

@@ -16,9 +16,9 @@ from fedsim.common.files import read_json, replacing
 from fedsim.common.harmless import clean
 
 _PATTERN = "progress-*.json"
-_EVERY_S = 2.0  # least time between two writings (s)
+_WRITE_INTERVAL_S = 2.0  # least time between two writings (s)
 _FRESH_S = 60.0  # age after which the process of a file is taken for dead (s)
-_LONGEST = 300  # most characters of a note
+_MOST_NOTE_CHARACTERS = 300  # most characters of a note
 
 
 @dataclass
@@ -50,7 +50,7 @@ class ProgressFile:
         clear(folder)
         self._path = folder / f"progress-{socket.gethostname()}-{os.getpid()}.json"
         self._runs: dict[str, RunNews] = {}
-        self._written = time.monotonic()
+        self._written_at = time.monotonic()
 
     def take_share(self, label: str, share: float) -> None:
         """Store the progress of a run (0..1).
@@ -73,7 +73,7 @@ class ProgressFile:
             label: name of the run.
             note: the line.
         """
-        self._news_of(label).note = clean(note, _LONGEST)
+        self._news_of(label).note = clean(note, _MOST_NOTE_CHARACTERS)
         self._write()
 
     def end(self, label: str, error: str) -> None:
@@ -85,25 +85,25 @@ class ProgressFile:
         """
         self._runs.pop(label, None)
         if error:
-            self._runs[label] = RunNews(1.0, clean(error, _LONGEST), failed=True)
+            self._runs[label] = RunNews(1.0, clean(error, _MOST_NOTE_CHARACTERS), failed=True)
         self._write()
 
     def close(self) -> None:
         """Remove the file; if runs have failed, keep the file with only these."""
         self._runs = {label: news for label, news in self._runs.items() if news.failed}
         if self._runs:
-            self._write(at_once=True)
+            self._write(is_last=True)
         else:
             self._path.unlink(missing_ok=True)
 
     def _news_of(self, label: str) -> RunNews:
         return self._runs.setdefault(label, RunNews())
 
-    def _write(self, *, at_once: bool = False) -> None:
+    def _write(self, *, is_last: bool = False) -> None:
         now = time.monotonic()
-        if not at_once and now - self._written < _EVERY_S:
+        if not is_last and now - self._written_at < _WRITE_INTERVAL_S:
             return
-        self._written = now
+        self._written_at = now
         runs = {label: asdict(news) for label, news in self._runs.items()}
         with suppress(OSError), replacing(self._path) as beside:
             beside.write_text(json.dumps(runs), encoding="utf-8")
@@ -116,7 +116,8 @@ def clear(folder: Path) -> None:
     """
     for path in sorted(folder.glob(_PATTERN)):
         with suppress(OSError):
-            if _age_s(path) > _FRESH_S or all(news.failed for news in _read(path).values()):
+            is_stale = _age_s(path) > _FRESH_S
+            if is_stale or all(news.failed for news in _read(path).values()):
                 path.unlink()
 
 

@@ -9,7 +9,8 @@ from fedsim.common.errors import ScenarioError
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.ledger import total_of_round
 
-COSTS = ("rounds", "time", "bytes", "joules", "grams", "cost")
+_METERED_COSTS = ("joules", "grams", "cost")  # None in rounds of runs that do not count them
+COSTS = ("rounds", "time", "bytes", *_METERED_COSTS)
 
 
 class Target(NamedTuple):
@@ -66,7 +67,7 @@ class Target(NamedTuple):
         return value >= self.value if more_is_better else value <= self.value
 
 
-def until(
+def costs_until_target(
     rows: Sequence[RecordData],
     target: float | str | Target,
     summary: RecordData,
@@ -88,14 +89,14 @@ def until(
         traffic += total_of_round(row)
         if target.is_reached(row.get(target.metric), summary):
             costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
-            for name in COSTS[3:]:
-                values = [done[name] for done in rows[:count] if done.get(name) is not None]
-                costs.append(math.fsum(values) if len(values) == count else None)
+            for name in _METERED_COSTS:
+                values = [earlier.get(name) for earlier in rows[:count]]
+                costs.append(None if None in values else math.fsum(values))
             return dict(zip(COSTS, costs, strict=True))
     return dict.fromkeys(COSTS)
 
 
-def within(rows: Sequence[RecordData], budget: Mapping[str, float]) -> float | None:
+def best_accuracy_within(rows: Sequence[RecordData], budget: Mapping[str, float]) -> float | None:
     """Return the best accuracy of a run's tests before its costs exceeded a budget.
 
     Args:
@@ -106,12 +107,12 @@ def within(rows: Sequence[RecordData], budget: Mapping[str, float]) -> float | N
     Returns:
         The accuracy (0..1); None if there was no test within the budget.
     """
-    costs = dict.fromkeys(COSTS[2:], 0.0)
+    costs = dict.fromkeys(("bytes", *_METERED_COSTS), 0.0)
     best = None
     for row in rows:
         costs["time"] = row["time"]
         costs["bytes"] += total_of_round(row)
-        for name in COSTS[3:]:
+        for name in _METERED_COSTS:
             costs[name] += math.inf if row.get(name) is None else row[name]
         if any(costs[name] > limit for name, limit in budget.items()):
             break
@@ -136,5 +137,5 @@ def costs_to(
         Costs by name: ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` and ``cost``; NaN
         if a cost was not counted, or if no test reached the target.
     """
-    costs = until(rows, target, summary)
+    costs = costs_until_target(rows, target, summary)
     return {name: math.nan if value is None else value for name, value in costs.items()}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import RunFolderError, ScenarioError, SimulationError
@@ -37,10 +38,10 @@ MEASURED = "rehearsed"
 """Name of the measured run folder in a rehearsal's folder."""
 SHORT_WAIT_S = 0.2
 """Longest wait of Flower's processes between two looks, unless Flower's own waits are rehearsed."""
-_PORT = 8000
+_SUPERLINK_PORT = 8000
 _PATIENCE_S = 600.0  # real time for the start of all nodes (s)
 _RUNTIME_PORT = 8080  # of a SuperNode in a namespace of its own
-_BITS = 8e-6  # Mbit in a byte
+_MBIT_PER_BYTE = 8e-6
 _FOLDERS = ("app", "logs", "steps", "homes")
 
 
@@ -63,7 +64,10 @@ class RehearsalPlan:
 
 
 def rehearse(
-    scenario: Scenario, out: Path, plan: RehearsalPlan, tell: Callable[[str], None] = lambda _: None
+    scenario: Scenario,
+    out: Path,
+    plan: RehearsalPlan,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Run a scenario with real processes of Flower on this machine, and record the times.
 
@@ -71,7 +75,7 @@ def rehearse(
         scenario: the scenario.
         out: folder of the rehearsal. It gets the folders ``app``, ``logs`` and ``rehearsed``.
         plan: options of the rehearsal.
-        tell: is called with lines of progress.
+        notify: is called with lines of progress.
 
     Returns:
         The measured run folder, in ``out``.
@@ -84,7 +88,7 @@ def rehearse(
     refuse(scenario, out, plan)
     if plan.has_namespaces:
         for name in remove_leftovers():
-            tell(f"removed the namespace {name} of a rehearsal that was killed")
+            notify(f"removed the namespace {name} of a rehearsal that was killed")
     for name in _FOLDERS:
         (out / name).mkdir(parents=True, exist_ok=True)
     measured = out / MEASURED
@@ -95,7 +99,7 @@ def rehearse(
         "slept": "training",
     }
     export(scenario, out / "app", config)
-    _Rehearsal(scenario, out.resolve(), plan, tell).run()
+    _Rehearsal(scenario, out.resolve(), plan, notify).run()
     if not (measured / SUMMARY).is_file():
         raise SimulationError(
             "the app has ended without results: it has failed, or Flower has ended it, as it does "
@@ -151,7 +155,15 @@ def links_of(scenario: Scenario, run: Run) -> tuple[NodeLink, list[NodeLink]]:
 
 
 def _mbit(rate: float) -> float | None:
-    return None if math.isinf(rate) else rate * _BITS
+    return None if math.isinf(rate) else rate * _MBIT_PER_BYTE
+
+
+class _AvailabilityChange(NamedTuple):
+    """Time (s) from which a device is online or not, by the scenario."""
+
+    time_s: float
+    device: int
+    is_on: bool
 
 
 class _Rehearsal:
@@ -161,16 +173,16 @@ class _Rehearsal:
         scenario: the scenario.
         out: absolute path of the rehearsal's folder, which has an exported app.
         plan: options of the rehearsal.
-        tell: is called with lines of progress.
+        notify: is called with lines of progress.
     """
 
     def __init__(
-        self, scenario: Scenario, out: Path, plan: RehearsalPlan, tell: Callable[[str], None]
+        self, scenario: Scenario, out: Path, plan: RehearsalPlan, notify: Callable[[str], None]
     ) -> None:
         self._scenario = scenario
         self._out = out
         self._plan = plan
-        self._tell = tell
+        self._notify = notify
         self._run = Run(scenario, Simulation())
         self._devices = scenario.population.devices
         self._network: Namespaces | None = None
@@ -192,12 +204,13 @@ class _Rehearsal:
             processes = stack.enter_context(RehearsalProcesses(self._out / "logs"))
             if self._plan.has_namespaces:
                 self._network = self._build_network(stack, processes)
-            host, port = self._start_link(processes)
+            host, port = self._start_superlink(processes)
             self._start_nodes(processes, host, port)
             app = self._start_app(processes, f"{host}:{port}")
             self._watch(processes, app)
 
     def _build_network(self, stack: ExitStack, processes: RehearsalProcesses) -> Namespaces:
+        """Make the namespaces, and start the processes that delay packets and count bytes there."""
         server, devices = links_of(self._scenario, self._run)
         network = stack.enter_context(Namespaces(server, devices))
         for name in network.names:
@@ -208,10 +221,11 @@ class _Rehearsal:
         words = (str(self._out / "steps" / WIRE), str(self._devices))
         command = [*network.within("core"), sys.executable, "-m", module, *words]
         processes.start("wire", command, self._env)
-        self._tell(f"{self._devices} devices and the server have network namespaces")
+        self._notify(f"{self._devices} devices and the server have network namespaces")
         return network
 
     def _within(self, where: str) -> list[str]:
+        """Return the words that start a command in a namespace; none without namespaces."""
         return [] if self._network is None else self._network.within(where)
 
     def _home(self, name: str) -> dict[str, str]:
@@ -224,9 +238,10 @@ class _Rehearsal:
         home.mkdir(exist_ok=True)
         return {**self._env, "FLWR_HOME": str(home)}
 
-    def _start_link(self, processes: RehearsalProcesses) -> tuple[str, int]:
+    def _start_superlink(self, processes: RehearsalProcesses) -> tuple[str, int]:
+        """Start Flower's SuperLink, and return its host and port when it is ready."""
         host = SERVER_ADDRESS
-        port = self._plan.port or _PORT
+        port = self._plan.port or _SUPERLINK_PORT
         if self._network is None:
             host = "127.0.0.1"
             port = self._plan.port or free_port()
@@ -239,10 +254,11 @@ class _Rehearsal:
         ]
         processes.start("superlink", command, self._home("superlink"))
         processes.wait_for("superlink", "running on http", _PATIENCE_S)
-        self._tell(f"the SuperLink listens on {host}:{port}")
+        self._notify(f"the SuperLink listens on {host}:{port}")
         return host, port
 
     def _start_nodes(self, processes: RehearsalProcesses, host: str, port: int) -> None:
+        """Start a SuperNode and the executor of its ClientApp for each device."""
         for device in range(self._devices):
             within = self._within(client_name(device))
             runtime = _RUNTIME_PORT if self._network is not None else free_port()
@@ -259,14 +275,15 @@ class _Rehearsal:
             module = "fedsim.deployed.executor"
             words = (str(self._out / "app"), f"127.0.0.1:{runtime}", str(device))
             executor = [*within, sys.executable, "-m", module, *words]
-            processes.start(_executor(device), executor, self._home(name))
+            processes.start(_executor_name(device), executor, self._home(name))
         for device in range(self._devices):
-            processes.wait_for(_executor(device), READY, _PATIENCE_S)
+            processes.wait_for(_executor_name(device), READY, _PATIENCE_S)
         if self._network is not None and not self._plan.trains:
-            processes.run_first()
-        self._tell(f"{self._devices} SuperNodes are ready")
+            processes.give_real_time_priority()
+        self._notify(f"{self._devices} SuperNodes are ready")
 
     def _start_app(self, processes: RehearsalProcesses, address: str) -> "subprocess.Popen[bytes]":
+        """Start the app by ``flwr run``, for the SuperLink at an address HOST:PORT."""
         env = self._home("app")
         home = Path(env["FLWR_HOME"])
         (home / "config.toml").write_text(
@@ -281,45 +298,51 @@ class _Rehearsal:
     def _watch(self, processes: RehearsalProcesses, app: "subprocess.Popen[bytes]") -> None:
         """Wait for the end of the app; stop the nodes of devices while they are unavailable."""
         began: float | None = None
-        changes = self._changes()
+        changes = self._availability_changes()
         while app.poll() is None:
             time.sleep(0.05)
             if began is None:
-                began = self._began()
+                began = self._read_begin()
                 if began is not None:
-                    self._tell("the run has begun")
+                    self._notify("the run has begun")
                 continue
-            while changes and changes[0][0] <= time.time() - began:
-                when, device, is_on = changes.pop(0)
+            while changes and changes[0].time_s <= time.time() - began:
+                time_s, device, is_on = changes.pop(0)
                 self._switch(processes, device, is_on)
                 state = "on" if is_on else "off"
-                self._tell(f"{when:8.2f} s: device {device} is {state}")
+                self._notify(f"{time_s:8.2f} s: device {device} is {state}")
         if app.returncode:
             raise SimulationError(f"'flwr run' has failed:\n{processes.tail('app')}")
 
-    def _began(self) -> float | None:
+    def _read_begin(self) -> float | None:
         file = self._out / "steps" / step_log.BEGAN
         return float(read_text(file)) if file.exists() else None
 
-    def _changes(self) -> list[tuple[float, int, bool]]:
-        """Return time (s), device and state of each change of availability, by time."""
+    def _availability_changes(self) -> list[_AvailabilityChange]:
+        """Return the changes of the devices' availability in the scenario, by time.
+
+        Devices that are online at the begin have no change then.
+        """
         end_s = self._scenario.stop.simulated_time or 24 * 3600.0
         columns: Mapping[str, list[float]] = {
             name: values.tolist() for name, values in self._run.availability_columns(end_s).items()
         }
         rows = zip(columns["time"], columns["device"], columns["on"], strict=True)
-        changes = [(time, int(device), bool(on)) for time, device, on in rows]
-        return sorted(change for change in changes if change[0] > 0.0 or not change[2])
+        changes = []
+        for time_s, device, is_on in rows:
+            if time_s > 0.0 or not is_on:
+                changes.append(_AvailabilityChange(time_s, int(device), bool(is_on)))
+        return sorted(changes)
 
     def _switch(self, processes: RehearsalProcesses, device: int, is_on: bool) -> None:
         if self._network is not None:
             self._network.set_link(device, is_up=is_on)
-        for name in (f"node-{device}", _executor(device)):
+        for name in (f"node-{device}", _executor_name(device)):
             if is_on:
                 processes.resume(name)
             else:
                 processes.pause(name)
 
 
-def _executor(device: int) -> str:
+def _executor_name(device: int) -> str:
     return f"executor-{device}"

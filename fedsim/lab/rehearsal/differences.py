@@ -85,7 +85,7 @@ class RunTimes:
 
     Attributes:
         rounds: the rounds in order.
-        tasks: (round, device) -> its first task for the round.
+        tasks: dict from (round, device) to the device's first task for the round.
         bytes: bytes that moved, by direction.
         accuracy: the final accuracy; None if it was not measured.
     """
@@ -104,9 +104,9 @@ def read_times(folder: Path) -> RunTimes:
     """
     run = RunFolder(folder)
     tasks: dict[int, tuple[int | None, int, TaskTimes]] = {}
-    begun: dict[int, float] = {}
+    step_starts: dict[int, float] = {}
     rounds: list[RoundTimes] = []
-    last_s = 0.0
+    round_start_s = 0.0
     for row in run.events_of(_KINDS, _COLUMNS):
         time_s, kind, device, number, task, step, outcome, text = row
         match kind:
@@ -116,23 +116,25 @@ def read_times(folder: Path) -> RunTimes:
                 tasks[task][2].end = time_s
                 tasks[task][2].outcome = outcome
             case "step-start":
-                begun[task] = time_s
+                step_starts[task] = time_s
             case "step-end":
-                size = parse_json(text).get("bytes", 0.0) if step in DIRECTIONS else 0.0
-                span = StepLength(step, begun[task], time_s, outcome, size)
+                size = 0.0
+                if step in DIRECTIONS:
+                    size = parse_json(text).get("bytes", 0.0)
+                span = StepLength(step, step_starts[task], time_s, outcome, size)
                 tasks[task][2].spans.append(span)
             case "round-start":
-                last_s = time_s
+                round_start_s = time_s
             case "round":
-                rounds.append(RoundTimes(number, last_s, time_s))
-                last_s = time_s
-    by_place: dict[tuple[int, int], TaskTimes] = {}
+                rounds.append(RoundTimes(number, round_start_s, time_s))
+                round_start_s = time_s  # of the next round, if it has no record of its begin
+    first_tasks: dict[tuple[int, int], TaskTimes] = {}
     for number, device, times in tasks.values():
         if number is not None:
-            by_place.setdefault((number, device), times)
+            first_tasks.setdefault((number, device), times)
     ledger = run.summary["bytes"]
     sizes = {"down": float(ledger["down"]), "up": float(ledger["up"])}
-    return RunTimes(rounds, by_place, sizes, run.summary["accuracy"]["final"])
+    return RunTimes(rounds, first_tasks, sizes, run.summary["accuracy"]["final"])
 
 
 class Pair(NamedTuple):
@@ -183,22 +185,20 @@ class Differences:
         pairs = list(self.rounds.values())
         if not pairs:
             return Pair(0.0, 0.0)
-        return Pair(
-            fmean([pair.simulated for pair in pairs]), fmean([pair.measured for pair in pairs])
-        )
+        return mean_of(pairs)
 
     @property
     def phases(self) -> dict[str, list[Pair]]:
         """Lengths of the steps that were done in both runs (s), by name of the step."""
         phases: dict[str, list[Pair]] = defaultdict(list)
-        for place, simulated in self.simulated.tasks.items():
-            measured = self.measured.tasks.get(place)
+        for key, simulated in self.simulated.tasks.items():
+            measured = self.measured.tasks.get(key)
             if measured is None:
                 continue
-            lengths = _lengths(measured)
-            for name, seconds in _lengths(simulated).items():
-                if name in lengths:
-                    phases[name].append(Pair(seconds, lengths[name]))
+            measured_s = _lengths(measured)
+            for name, simulated_s in _lengths(simulated).items():
+                if name in measured_s:
+                    phases[name].append(Pair(simulated_s, measured_s[name]))
         return dict(phases)
 
     @property
@@ -214,11 +214,12 @@ class Differences:
             measured = _outcome(self.measured.tasks.get(key))
             if simulated not in _DONE or measured not in _DONE:
                 tasks.append(UndoneTask(*key, simulated, measured))
-        return sorted(tasks, key=lambda task: [*_RUNS].index(task.where))
+        order = [*_SENTENCE_OF_RUNS]
+        return sorted(tasks, key=lambda task: order.index(task.where))
 
 
 _DONE = ("done", "not asked", "stopped")
-_RUNS: Mapping[str, str] = {
+_SENTENCE_OF_RUNS: Mapping[str, str] = {
     "both": "both",
     "simulated": "the simulation only",
     "rehearsed": "the rehearsal only",
@@ -288,10 +289,11 @@ WAITS = {
     "download": ("request until its first bytes", "its last bytes until the ClientApp has them"),
     "upload": ("answer until its first bytes", "its last bytes until the server has them"),
 }
-"""Step -> names of the waits before and after its message's passage of the wire."""
+"""Dict from step to names of the waits before and after its message passes over the wire."""
 
 
 def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
+    """Return the measured parts of messages' times, as described for ``Differences.wire``."""
     parts: dict[str, list[float]] = defaultdict(list)
     for (_, device), task in times.tasks.items():
         for span in task.spans:
@@ -301,10 +303,10 @@ def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
             passage = wire.passage(device, direction, span.bytes, span.start, span.end)
             if passage is None:
                 continue
-            before, after = WAITS[span.step]
-            parts[before].append(passage.first - span.start)
+            wait_before, wait_after = WAITS[span.step]
+            parts[wait_before].append(passage.first - span.start)
             parts[f"{span.step} on the wire"].append(passage.last - passage.first)
-            parts[after].append(max(0.0, span.end - passage.last))
+            parts[wait_after].append(max(0.0, span.end - passage.last))
             parts[f"bytes on the wire / payload, {direction}"].append(passage.bytes / span.bytes)
     return dict(parts)
 
@@ -318,14 +320,14 @@ def lines(differences: Differences, title: str) -> Iterator[str]:
     """
     mean = differences.mean_round
     yield (
-        f"{title}: {counted(len(differences.rounds), 'round')} of {show_seconds(mean.measured)} on the mean, "
-        f"simulated {show_seconds(mean.simulated)}: error {mean.error:+.1%}"
+        f"{title}: {counted(len(differences.rounds), 'round')} of {show_seconds(mean.measured)} on "
+        f"the mean, simulated {show_seconds(mean.simulated)}: error {mean.error:+.1%}"
     )
     for name, pairs in differences.phases.items():
-        both = mean_of(pairs)
+        mean = mean_of(pairs)
         yield (
-            f"  {name}: {show_seconds(both.measured)}, simulated {show_seconds(both.simulated)} "
-            f"({both.simulated - both.measured:+.2f} s)"
+            f"  {name}: {show_seconds(mean.measured)}, simulated {show_seconds(mean.simulated)} "
+            f"({mean.simulated - mean.measured:+.2f} s)"
         )
     for name, values in differences.wire.items():
         if name.startswith("bytes"):
@@ -333,12 +335,13 @@ def lines(differences: Differences, title: str) -> Iterator[str]:
         else:
             yield f"  {name}: {show_seconds(fmean(values))} in the rehearsal"
     for direction, pair in bytes_of(differences).items():
-        is_equal = pair.simulated == pair.measured
-        words = "equal" if is_equal else f"simulated {show_bytes(pair.simulated)}"
-        yield f"  bytes {direction}: {show_bytes(pair.measured)}, {words}"
+        simulated = f"simulated {show_bytes(pair.simulated)}"
+        if pair.simulated == pair.measured:
+            simulated = "equal"
+        yield f"  bytes {direction}: {show_bytes(pair.measured)}, {simulated}"
     for where, tasks in groupby(differences.undone, key=lambda task: task.where):
         names = ", ".join(f"round {task.round} device {task.device}" for task in tasks)
-        yield f"  not done in {_RUNS[where]}: {names}"
+        yield f"  not done in {_SENTENCE_OF_RUNS[where]}: {names}"
 
 
 def mean_of(pairs: list[Pair]) -> Pair:

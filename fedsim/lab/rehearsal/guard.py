@@ -34,6 +34,7 @@ def guard(lines: Iterable[str]) -> None:
             groups.append(int(name))
         elif kind == "namespace":
             namespaces.append(name)
+    # a paused process must continue before it can end by itself
     for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGKILL):
         if number == signal.SIGKILL:
             _wait_for(groups)
@@ -45,8 +46,9 @@ def guard(lines: Iterable[str]) -> None:
 
 
 def _wait_for(groups: list[int]) -> None:
-    last = time.monotonic() + _GRACE_S
-    while time.monotonic() < last and any(map(_exists, groups)):
+    """Wait until all processes of the groups have ended, for ``_GRACE_S`` seconds at most."""
+    deadline = time.monotonic() + _GRACE_S
+    while time.monotonic() < deadline and any(map(_exists, groups)):
         time.sleep(0.05)
 
 

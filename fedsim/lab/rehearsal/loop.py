@@ -32,11 +32,11 @@ CALIBRATED = "calibrated"
 PAGE = "rehearsal.html"
 """Name of the page in a rehearsal's folder."""
 _FIT = "fit"  # folder of the files of the calibration
-_QUANTITIES = ("down", "up")
+_DIRECTIONS = ("down", "up")
 
 
 def rehearse_beside(
-    scenario: Scenario, out: Path, plan: RehearsalPlan, tell: Callable[[str], None]
+    scenario: Scenario, out: Path, plan: RehearsalPlan, notify: Callable[[str], None]
 ) -> list[str]:
     """Simulate a scenario, rehearse it, and compare both, before and after a calibration.
 
@@ -44,7 +44,7 @@ def rehearse_beside(
         scenario: the scenario.
         out: folder of the rehearsal.
         plan: options of the rehearsal.
-        tell: is called with lines of progress.
+        notify: is called with lines of progress.
 
     Returns:
         Lines of text that describe the differences.
@@ -56,8 +56,8 @@ def rehearse_beside(
     refuse(scenario, out, plan)
     if not (out / SIMULATED).exists():
         simulate(scenario, out / SIMULATED)
-    tell("the scenario is simulated")
-    rehearse(scenario, out, plan, tell)
+    notify("the scenario is simulated")
+    rehearse(scenario, out, plan, notify)
     return describe(out)
 
 
@@ -79,27 +79,23 @@ def describe(out: Path) -> list[str]:
     """
     measured = out / MEASURED
     wire = _wire_of(out)
-    before = compare(out / SIMULATED, measured, wire)
-    text = list(lines(before, "the scenario"))
+    uncalibrated = compare(out / SIMULATED, measured, wire)
+    text = list(lines(uncalibrated, "the scenario"))
     run = RunFolder(measured)
-    names = list(
-        simulated_only(
-            load(out / SIMULATED / SCENARIO, allow_code=True),
-            has_namespaces=wire is not None,
-            trains=not run.summary["measured"]["pace"],
-        )
-    )
+    scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
+    trains = not run.summary["measured"]["pace"]
+    names = list(simulated_only(scenario, has_namespaces=wire is not None, trains=trains))
     if names:
         text.append(f"simulated, and not rehearsed: {', '.join(names)}")
-    after: Differences | None = None
+    calibrated: Differences | None = None
     try:
         if not (out / CALIBRATED).exists():
             text += list(_calibrate(out))
-        after = compare(out / CALIBRATED, measured)
-        text += lines(after, "the calibrated world")
+        calibrated = compare(out / CALIBRATED, measured)
+        text += lines(calibrated, "the calibrated world")
     except DataError as error:
         text.append(f"not calibrated: {error}")
-    write_page(out / PAGE, run, before, after, names)
+    write_page(out / PAGE, run, uncalibrated, calibrated, names)
     text.append(f"written to {out / PAGE}")
     return text
 
@@ -108,7 +104,8 @@ def _wire_of(out: Path) -> WireCounters | None:
     file = out / WIRE
     if not file.is_file():
         return None
-    return WireCounters(file, float(RunFolder(out / MEASURED).summary["measured"]["began"]))
+    began = RunFolder(out / MEASURED).summary["measured"]["began"]
+    return WireCounters(file, float(began))
 
 
 def _calibrate(out: Path) -> Iterator[str]:
@@ -127,36 +124,33 @@ def _calibrate(out: Path) -> Iterator[str]:
     fitted = read_toml(out / _FIT / FITTED)
     clients = pd.read_csv(require_regular(out / _FIT / CLIENTS))
     rows = RunFolder(out / SIMULATED).devices
-    places = {int(name): place for place, name in enumerate(clients["client"])}
+    fit_of_device = {int(name): index for index, name in enumerate(clients["client"])}
     tables = scenario.model_dump(mode="python", exclude_none=True)
     speeds = [f"{row['speed']:.9g} samples/s" for row in rows]
     if not RunFolder(out / MEASURED).summary["measured"]["pace"]:
         # all devices have trained on this machine, whatever speed the scenario gives them
-        usual = float(clients["speed"].median())
-        speeds = [f"{usual:.9g} samples/s"] * len(rows)
-    rates = {name: [_rate(row[f"link_{name}"]) for row in rows] for name in _QUANTITIES}
+        median_speed = float(clients["speed"].median())
+        speeds = [f"{median_speed:.9g} samples/s"] * len(rows)
+    rates = {}
+    for direction in _DIRECTIONS:
+        rates[direction] = [f"{row[f'link_{direction}']:.9g} B/s" for row in rows]
     latencies = [f"{row['latency']:.9g} s" for row in rows]
-    for device, place in places.items():
-        speeds[device] = fitted["population"]["speed"][place]
-        latencies[device] = fitted["network"]["device"]["latency"][place]
-        for name in _QUANTITIES:
-            rates[name][device] = fitted["network"]["device"][name][place]
+    for device, index in fit_of_device.items():
+        speeds[device] = fitted["population"]["speed"][index]
+        latencies[device] = fitted["network"]["device"]["latency"][index]
+        for direction in _DIRECTIONS:
+            rates[direction][device] = fitted["network"]["device"][direction][index]
     for name in unused(scenario):  # the fitted values already include the effect of these parts
         section, _, key = name.partition(".")
         if section == "population" and key != "availability":
             tables[section].pop(key)
     tables["population"]["speed"] = speeds
     tables["population"]["jitter"] = fitted["population"]["jitter"]
-    network = {**fitted["network"], "device": {**rates, "latency": latencies}}
-    tables["network"] = network
+    tables["network"] = {**fitted["network"], "device": {**rates, "latency": latencies}}
     try:
         simulate(Scenario(**tables), out / CALIBRATED)
     except FedsimError as error:
         raise DataError(f"the fitted world cannot be simulated: {error}") from None
-    unfitted = len(rows) - len(places)
+    unfitted = len(rows) - len(fit_of_device)
     if unfitted:
         yield f"devices with too few tasks for a fit, which keep their links: {unfitted}"
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:.9g} B/s"

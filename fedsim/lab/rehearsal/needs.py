@@ -123,13 +123,14 @@ def _flower_version() -> str | None:
 
 
 def _missing_flower(installed: str | None) -> Iterator[str]:
+    """Yield a reason against a rehearsal if Flower's installed version is too old, or None."""
     least = ".".join(map(str, _LEAST_FLOWER))
     advice = f"a rehearsal needs Flower {least} or later (fedsim[flower], see docs/flower.md)"
     if installed is None:
         yield f"Flower is not installed here; {advice}"
         return
-    numbers = [int(word) for word in re.findall(r"\d+", installed)[:2]]
-    if tuple(numbers) < _LEAST_FLOWER:
+    major_and_minor = [int(digits) for digits in re.findall(r"\d+", installed)[:2]]
+    if tuple(major_and_minor) < _LEAST_FLOWER:
         yield f"Flower {installed} is installed here; {advice}"
 
 
@@ -144,6 +145,7 @@ def _free_memory() -> float:
 
 
 def _missing_tools() -> Iterator[str]:
+    """Yield each reason why this machine cannot make network namespaces with shaped links."""
     advice = "; or take --loopback, which shapes no links"
     if sys.platform != "linux":
         yield f"network namespaces need Linux, and this is {sys.platform}{advice}"
@@ -178,10 +180,10 @@ def _can_shape() -> bool:
 
 def port_is_free(port: int) -> bool:
     """Whether a process can listen on a port of this machine."""
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True
@@ -189,7 +191,7 @@ def port_is_free(port: int) -> bool:
 
 def free_port() -> int:
     """Return a port of this machine on which nothing listens."""
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        number: int = tried.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
         return number

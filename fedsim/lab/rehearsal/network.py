@@ -26,11 +26,13 @@ SERVER_ADDRESS = "10.99.0.2"
 PREFIX = "fedsim"
 """First letters of the names of all namespaces; the ID of the process that made them follows."""
 _OWN_NAME = re.compile(PREFIX + r"([1-9]\d*)-(core|server|probe|client\d+)")
-_LAG = "lag"
+_DELAY_DEVICE = "lag"
 _IFF_TUN = 0x0001
 _IFF_NO_PI = 0x1000
 _TUNSETIFF = 0x400454CA
-_DELAYED = 100  # number of the routing table of packets that are delayed
+_DELAY_TABLE = 100  # number of the routing table of packets that are delayed
+_SOURCE_NETWORK = 14  # index in an IPv4 packet of the third byte of the source address
+_DESTINATION_NETWORK = 18
 _LEAST_BURST = 8_000  # bytes
 _BURST_S = 0.001  # a bucket holds at least what its link sends in this time (s)
 
@@ -51,11 +53,11 @@ class NodeLink(NamedTuple):
     latency_ms: float = 0.0
 
 
-def _do(*words: object) -> None:
+def _run(*words: object) -> None:
     command = [str(word) for word in words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SimulationError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise SimulationError(f"{' '.join(command)} failed: {completed.stderr.strip()}")
 
 
 class Namespaces:
@@ -76,7 +78,7 @@ class Namespaces:
 
     def __enter__(self) -> "Namespaces":
         try:
-            self._make()
+            self._build()
         except BaseException:
             self.remove()
             raise
@@ -90,21 +92,24 @@ class Namespaces:
         while self.names:
             remove(self.names.pop())
 
-    def _make(self) -> None:
+    def _build(self) -> None:
+        """Make namespaces and links, and route packets to the delaying process if it is needed."""
         core = self._add("core")
-        for key in ("ip_forward", "conf.all.rp_filter", "conf.default.rp_filter"):
-            value = int(key == "ip_forward")
-            _do(*self.within("core"), "sysctl", "-q", "-w", f"net.ipv4.{key}={value}")
+        settings = ("ip_forward=1", "conf.all.rp_filter=0", "conf.default.rp_filter=0")
+        for setting in settings:
+            _run(*self.within("core"), "sysctl", "-q", "-w", f"net.ipv4.{setting}")
         self._connect("server", 0, self._server)
         for number, link in enumerate(self._clients):
             self._connect(client_name(number), number + 1, link)
         if self.has_latency:
-            _do("ip", "-n", core, "tuntap", "add", "dev", _LAG, "mode", "tun")
-            _do("ip", "-n", core, "link", "set", _LAG, "up")
-            _do("ip", "-n", core, "route", "add", "default", "dev", _LAG, "table", _DELAYED)
+            _run("ip", "-n", core, "tuntap", "add", "dev", _DELAY_DEVICE, "mode", "tun")
+            _run("ip", "-n", core, "link", "set", _DELAY_DEVICE, "up")
+            default_route = ("default", "dev", _DELAY_DEVICE, "table", _DELAY_TABLE)
+            _run("ip", "-n", core, "route", "add", *default_route)
             # packets from links are routed to the delaying process, which writes them back
-            for place in range(len(self._clients) + 1):
-                _do("ip", "-n", core, "rule", "add", "iif", f"c{place}", "lookup", _DELAYED)
+            for number in range(len(self._clients) + 1):
+                interface = f"c{number}"
+                _run("ip", "-n", core, "rule", "add", "iif", interface, "lookup", _DELAY_TABLE)
 
     @property
     def has_latency(self) -> bool:
@@ -137,41 +142,41 @@ class Namespaces:
             is_up: whether to take it up.
         """
         state = "up" if is_up else "down"
-        _do("ip", "-n", self.name("core"), "link", "set", f"c{client + 1}", state)
+        _run("ip", "-n", self.name("core"), "link", "set", f"c{client + 1}", state)
 
     def _add(self, where: str) -> str:
         name = self.name(where)
-        _do("ip", "netns", "add", name)
+        _run("ip", "netns", "add", name)
         self.names.append(name)
-        _do("ip", "-n", name, "link", "set", "lo", "up")
+        _run("ip", "-n", name, "link", "set", "lo", "up")
         return name
 
-    def _connect(self, where: str, place: int, link: NodeLink) -> None:
-        """Connect a namespace to the core by a link with the network 10.99.PLACE.0/24.
+    def _connect(self, where: str, number: int, link: NodeLink) -> None:
+        """Connect a namespace to the core by a link with the network 10.99.NUMBER.0/24.
 
         Args:
             where: the namespace, whose end of the link is the device ``e``.
-            place: number of the link; the core's end is the device ``c0``, ``c1`` ...
+            number: number of the link; the core's end is the device ``c0``, ``c1`` ...
             link: rates and latency.
         """
         core = self.name("core")
         name = self._add(where)
         ends = ("type", "veth", "peer", "name", "e", "netns", name)
-        _do("ip", "link", "add", f"c{place}", "netns", core, *ends)
+        _run("ip", "link", "add", f"c{number}", "netns", core, *ends)
         for space, device, host, rate in (
-            (core, f"c{place}", 1, link.from_core),
+            (core, f"c{number}", 1, link.from_core),
             (name, "e", 2, link.to_core),
         ):
-            _do("ip", "-n", space, "addr", "add", f"10.99.{place}.{host}/24", "dev", device)
+            _run("ip", "-n", space, "addr", "add", f"10.99.{number}.{host}/24", "dev", device)
             # without segmentation offload, so that the token bucket counts single packets
-            _do("ip", "-n", space, "link", "set", device, "gso_max_segs", 1)
-            _do("ip", "-n", space, "link", "set", device, "up")
+            _run("ip", "-n", space, "link", "set", device, "gso_max_segs", 1)
+            _run("ip", "-n", space, "link", "set", device, "up")
             if rate is not None:
                 burst = max(_LEAST_BURST, round(rate * 1e6 / 8 * _BURST_S))
                 shape = ("tbf", "rate", f"{rate}mbit", "burst", burst, "latency", "60ms")
-                _do("tc", "-n", space, "qdisc", "add", "dev", device, "root", *shape)
+                _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", *shape)
         # no default route, so that a connection to another machine fails at once
-        _do("ip", "-n", name, "route", "add", "10.99.0.0/16", "via", f"10.99.{place}.1")
+        _run("ip", "-n", name, "route", "add", "10.99.0.0/16", "via", f"10.99.{number}.1")
 
 
 def client_name(number: int) -> str:
@@ -195,9 +200,9 @@ def remove_leftovers() -> list[str]:
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
     removed: list[str] = []
     for line in listed.stdout.splitlines():
-        name = line.split()[0] if line.split() else ""
-        owner = _OWN_NAME.fullmatch(name)
-        if owner is None or Path(f"/proc/{owner[1]}").exists():
+        name = line.partition(" ")[0]
+        match = _OWN_NAME.fullmatch(name)
+        if match is None or Path(f"/proc/{match[1]}").exists():  # the process that made it runs
             continue
         remove(name)
         removed.append(name)
@@ -220,27 +225,29 @@ def delay(latencies_ms: Sequence[float]) -> None:
     import fcntl  # only Unix has it
 
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH", _LAG.encode(), _IFF_TUN | _IFF_NO_PI))
-    waiting: list[tuple[float, int, bytes]] = []
-    numbers = itertools.count()  # packets of equal times leave in the order of their arrival
+    fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH", _DELAY_DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
+    waiting: list[tuple[float, int, bytes]] = []  # time to leave, order of arrival, packet
+    numbers = itertools.count()
     while True:
         wait_s = None
         if waiting:
             wait_s = max(0.0, waiting[0][0] - time.monotonic())
         select.select([tun], [], [], wait_s)
         for packet in _read_packets(tun):
-            client = max(packet[14], packet[18]) - 1  # the server's network is 0
-            if packet[0] >> 4 != 4 or not 0 <= client < len(latencies_ms):
+            # third byte of an address 10.99.NUMBER.HOST: 0 for the server, else client + 1
+            client = max(packet[_SOURCE_NETWORK], packet[_DESTINATION_NETWORK]) - 1
+            is_ipv4 = packet[0] >> 4 == 4
+            if not is_ipv4 or not 0 <= client < len(latencies_ms):
                 continue
-            due = time.monotonic() + latencies_ms[client] / 1e3
-            heapq.heappush(waiting, (due, next(numbers), packet))
+            leaves_at = time.monotonic() + latencies_ms[client] / 1e3
+            heapq.heappush(waiting, (leaves_at, next(numbers), packet))
         while waiting and waiting[0][0] <= time.monotonic():
             packet = heapq.heappop(waiting)[2]
             with suppress(OSError):  # for example if the destination's link is cut
                 os.write(tun, packet)
 
 
-def run_first(thread: int = 0) -> None:
+def give_real_time_priority(thread: int = 0) -> None:
     """Give a thread real-time priority (round robin), if the system allows it.
 
     Args:
@@ -252,5 +259,5 @@ def run_first(thread: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    run_first()
+    give_real_time_priority()
     delay([float(word) for word in sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""Page of a rehearsal: simulated and measured tasks on one time axis, and tables of their differences."""
+"""Page of a rehearsal: simulated and measured tasks on a time axis, and their differences."""
 
 import base64
 import hashlib
@@ -23,14 +23,14 @@ from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 from fedsim.version import __version__
 
-_WIDTH = 1160.0
+_WIDTH = 1160.0  # of the picture (pixels)
 _LEFT = 90.0  # room for names (pixels)
-_LANE = 9.0
-_GAP = 12.0
-_TOP = 24.0
+_LANE = 9.0  # height of a bar
+_GAP = 12.0  # between devices
+_TOP = 24.0  # room for the axis
 _TICKS = 10  # most ticks of the axis
-_NARROW = 0.03  # last share of the axis, in which a tick has its text on the left
-_FINE = ("done", "stopped")  # outcomes without a mark
+_END_SHARE = 0.03  # last share of the axis, in which a tick has its text on the left
+_UNMARKED = ("done", "stopped")  # outcomes without a mark
 _SHEET = """
 .tasks { display: block; width: 100%; min-width: 760px; height: auto; filter: var(--dark); }
 .tasks text { font: 11px sans-serif; fill: #444; }
@@ -44,8 +44,8 @@ main, header, footer { max-width: 1200px; margin: 1em auto; padding: 0 1em; }
 def write_page(
     path: Path,
     run: RunFolder,
-    before: Differences,
-    after: Differences | None,
+    uncalibrated: Differences,
+    calibrated: Differences | None,
     simulated_only: Sequence[str] = (),
 ) -> None:
     """Write the HTML page that compares a rehearsal with its simulation.
@@ -53,8 +53,8 @@ def write_page(
     Args:
         path: the file.
         run: the measured run folder.
-        before: differences to the simulation of the scenario.
-        after: differences to the simulation of the calibrated world; None if there is none.
+        uncalibrated: differences to the simulation of the scenario.
+        calibrated: differences to the simulation of the calibrated world; None if there is none.
         simulated_only: names of the scenario's keys that the rehearsal does not apply.
     """
     title = f"Rehearsal of {run.summary['name']}"
@@ -70,22 +70,22 @@ def write_page(
         el(
             "header",
             el("h1", title),
-            el("p", *_sentence(before, after)),
+            el("p", *_summary_sentences(uncalibrated, calibrated)),
             *_not_applied(simulated_only),
         ),
         el(
             "main",
             el("h2", "Tasks on one time axis"),
-            _legend(before),
-            el("div", _timeline(before), class_="wide", tabindex="0"),
+            _legend(uncalibrated),
+            el("div", _timeline(uncalibrated), class_="wide", tabindex="0"),
             el("h2", "Rounds"),
-            _rounds(before, after),
+            _rounds(uncalibrated, calibrated),
             el("h2", "Phases"),
-            _phases(before, after),
+            _phases(uncalibrated, calibrated),
             el("h2", "Bytes of payloads"),
-            _bytes(before),
+            _bytes(uncalibrated),
             el("h2", "Tasks that were not done"),
-            _undone(before),
+            _undone(uncalibrated),
         ),
         el(
             "footer",
@@ -102,6 +102,7 @@ def write_page(
 
 
 def _document(title: str, body: Markup) -> str:
+    """Return the HTML text of the page, whose security policy allows no scripts."""
     sheet = f"{asset('report.css')}\n{_SHEET}"
     digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'"
@@ -120,16 +121,16 @@ def _not_applied(names: Sequence[str]) -> Iterator[Markup]:
         yield el("p", f"Simulated, and not rehearsed: {', '.join(names)}.")
 
 
-def _sentence(before: Differences, after: Differences | None) -> Iterator[str]:
-    mean = before.mean_round
+def _summary_sentences(uncalibrated: Differences, calibrated: Differences | None) -> Iterator[str]:
+    mean = uncalibrated.mean_round
     yield (
-        f"{counted(len(before.rounds), 'round')} took {show_seconds(mean.measured)} on the mean in the "
-        f"rehearsal, and {show_seconds(mean.simulated)} in the simulation: an error of "
+        f"{counted(len(uncalibrated.rounds), 'round')} took {show_seconds(mean.measured)} on the "
+        f"mean in the rehearsal, and {show_seconds(mean.simulated)} in the simulation: an error of "
         f"{mean.error:+.1%}. "
     )
-    if after is not None:
-        yield f"After calibration the error is {after.mean_round.error:+.1%}. "
-    accuracies = (before.measured.accuracy, before.simulated.accuracy)
+    if calibrated is not None:
+        yield f"After calibration the error is {calibrated.mean_round.error:+.1%}. "
+    accuracies = (uncalibrated.measured.accuracy, uncalibrated.simulated.accuracy)
     if None not in accuracies:
         yield f"Final accuracy: {accuracies[0]:.4f} rehearsed, {accuracies[1]:.4f} simulated."
 
@@ -141,23 +142,24 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
     return el("div", table, class_="wide", tabindex="0")
 
 
-def _rounds(before: Differences, after: Differences | None) -> Markup:
-    calibrated = {} if after is None else after.rounds
+def _rounds(uncalibrated: Differences, calibrated: Differences | None) -> Markup:
+    """Return the table of the lengths of rounds, and of their mean."""
+    calibrated_pairs = {} if calibrated is None else calibrated.rounds
     rows = []
-    for number, pair in before.rounds.items():
+    for number, pair in uncalibrated.rounds.items():
         row = [str(number), *_cells(pair)]
-        if after is not None:
-            row += _after_cells(calibrated.get(number))
+        if calibrated is not None:
+            row += _calibrated_cells(calibrated_pairs.get(number))
         rows.append(row)
-    mean = ["mean", *_cells(before.mean_round)]
-    if after is not None:
-        mean += _after_cells(after.mean_round)
-    return _table(_titles("round", after), [*rows, mean])
+    mean = ["mean", *_cells(uncalibrated.mean_round)]
+    if calibrated is not None:
+        mean += _calibrated_cells(calibrated.mean_round)
+    return _table(_titles("round", calibrated), [*rows, mean])
 
 
-def _titles(first: str, after: Differences | None) -> list[str]:
+def _titles(first: str, calibrated: Differences | None) -> list[str]:
     titles = [first, "rehearsed", "simulated", "error"]
-    if after is not None:
+    if calibrated is not None:
         titles += ["calibrated", "error after"]
     return titles
 
@@ -167,40 +169,41 @@ def _cells(pair: Pair) -> list[str]:
     return [show_seconds(pair.measured), show_seconds(pair.simulated), error]
 
 
-def _after_cells(pair: Pair | None) -> list[str]:
+def _calibrated_cells(pair: Pair | None) -> list[str]:
     return ["", ""] if pair is None else [show_seconds(pair.simulated), f"{pair.error:+.1%}"]
 
 
-def _phases(before: Differences, after: Differences | None) -> Markup:
-    calibrated = {} if after is None else after.phases
+def _phases(uncalibrated: Differences, calibrated: Differences | None) -> Markup:
+    """Return the table of mean lengths of steps, and of the waits of measured messages."""
+    calibrated_pairs = {} if calibrated is None else calibrated.phases
     rows = []
-    for name, pairs in before.phases.items():
+    for name, pairs in uncalibrated.phases.items():
         row = [name, *_cells(mean_of(pairs))]
-        if after is not None:
-            same = calibrated.get(name)
-            row += _after_cells(mean_of(same) if same else None)
+        if calibrated is not None:
+            pairs_of_step = calibrated_pairs.get(name)
+            row += _calibrated_cells(mean_of(pairs_of_step) if pairs_of_step else None)
         rows.append(row)
-    for name, values in before.wire.items():
+    for name, values in uncalibrated.wire.items():
         mean = fmean(values)
         cell = f"{mean:.3f}" if name.startswith("bytes") else show_seconds(mean)
         row = [f"of these: {name}", cell, "", ""]
-        if after is not None:
+        if calibrated is not None:
             row += ["", ""]
         rows.append(row)
-    return _table(_titles("phase, mean of tasks done in both", after), rows)
+    return _table(_titles("phase, mean of tasks done in both", calibrated), rows)
 
 
-def _bytes(before: Differences) -> Markup:
+def _bytes(uncalibrated: Differences) -> Markup:
     rows = []
-    for direction, pair in bytes_of(before).items():
+    for direction, pair in bytes_of(uncalibrated).items():
         cells = (show_bytes(pair.measured), show_bytes(pair.simulated), f"{pair.error:+.2%}")
         rows.append([direction, *cells])
     return _table(["direction", "rehearsed", "simulated", "error"], rows)
 
 
-def _undone(before: Differences) -> Markup:
+def _undone(uncalibrated: Differences) -> Markup:
     rows = []
-    for task in before.undone:
+    for task in uncalibrated.undone:
         where = "both" if task.where == "both" else f"{task.where} only"
         rows.append([str(task.round), str(task.device), task.measured, task.simulated, where])
     if not rows:
@@ -221,7 +224,7 @@ def _legend(differences: Differences) -> Markup:
         if name in steps:
             entries.append(_entry(colour, name))
     for name, colour in OUTCOMES.items():
-        if name in outcomes and name not in _FINE:
+        if name in outcomes and name not in _UNMARKED:
             entries.append(_entry(colour, f"the task ends: {name}"))
     words = (
         "The upper bar of a device is simulated, the lower bar rehearsed. Lines are ends of "
@@ -236,6 +239,7 @@ def _entry(colour: str, name: str) -> Markup:
 
 
 def _timeline(differences: Differences) -> Markup:
+    """Return the picture of tasks by device, simulated above measured, as SVG."""
     simulated = differences.simulated
     measured = differences.measured
     tasks = [*simulated.tasks.values(), *measured.tasks.values()]
@@ -259,7 +263,7 @@ def _axis(end: float, scale: float, height: float) -> Iterator[Markup]:
     for time in Axis(0.0, end, is_log=False).ticks(_TICKS):
         x = f"{_LEFT + time * scale:.1f}"
         yield el("line", x1=x, x2=x, y1=_TOP - 6, y2=height, stroke="#eee")
-        anchor = "middle" if end - time > _NARROW * end else "end"
+        anchor = "middle" if end - time > _END_SHARE * end else "end"
         yield el("text", f"{time:g} s", x=x, y=12, text_anchor=anchor)
 
 
@@ -270,6 +274,7 @@ def _lane(run: RunTimes, device: int, top: float, scale: float) -> Iterator[Mark
 
 
 def _bars(number: int, task: TaskTimes, top: float, scale: float) -> Iterator[Markup]:
+    """Yield a bar for each step of a task, and a mark at its end if it was not done."""
     for span in task.spans:
         words = f"round {number}, {span.step}: {span.seconds:.2f} s, {span.outcome}"
         yield el(
@@ -281,7 +286,7 @@ def _bars(number: int, task: TaskTimes, top: float, scale: float) -> Iterator[Ma
             height=_LANE,
             fill=STEPS.get(span.step, AWAY),
         )
-    if task.outcome not in _FINE:
+    if task.outcome not in _UNMARKED:
         x = f"{_LEFT + task.end * scale - 2:.1f}"
         fill = OUTCOMES.get(task.outcome, OUTCOMES["late"])
         mark = el("title", f"round {number}: {task.outcome}")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedsim.common.errors import SimulationError
-from fedsim.lab.rehearsal.network import run_first
+from fedsim.lab.rehearsal.network import give_real_time_priority
 
 _END_S = 20.0  # time that the guard has to end everything (s)
 
@@ -39,9 +39,9 @@ class RehearsalProcesses:
 
     def guard_namespace(self, name: str) -> None:
         """Let the guard remove a network namespace when the rehearsal ends."""
-        self._tell(f"namespace {name}")
+        self._write_to_guard(f"namespace {name}")
 
-    def _tell(self, line: str) -> None:
+    def _write_to_guard(self, line: str) -> None:
         assert self._guard.stdin is not None
         self._guard.stdin.write(f"{line}\n".encode())
         self._guard.stdin.flush()
@@ -60,7 +60,7 @@ class RehearsalProcesses:
             process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=env, start_new_session=True
             )
-        self._tell(f"group {process.pid}")
+        self._write_to_guard(f"group {process.pid}")
         self._started[name] = process
         return process
 
@@ -80,7 +80,7 @@ class RehearsalProcesses:
         with suppress(ProcessLookupError):
             os.killpg(self._started[name].pid, number)
 
-    def run_first(self) -> None:
+    def give_real_time_priority(self) -> None:
         """Give all threads of the processes real-time priority, if the system allows it.
 
         The devices of a real deployment do not compete for the cores of one machine.
@@ -88,10 +88,11 @@ class RehearsalProcesses:
         groups = {process.pid for process in self._started.values()}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # a process or a thread has just ended, or is another user's
+                # after the command's name in brackets: state, parent, process group
                 fields = stat.read_text().rpartition(")")[2].split()
                 if int(fields[2]) in groups:
                     for thread in stat.parent.glob("task/[0-9]*"):
-                        run_first(int(thread.name))
+                        give_real_time_priority(int(thread.name))
 
     def check(self) -> None:
         """Raise ``SimulationError`` if a process has ended, with the end of its log."""
@@ -114,10 +115,10 @@ class RehearsalProcesses:
         Raises:
             SimulationError: a process has ended, or the text has not come in time.
         """
-        last = time.monotonic() + patience_s
+        deadline = time.monotonic() + patience_s
         while text not in self.log(name).read_text(errors="replace"):
             self.check()
-            if time.monotonic() > last:
+            if time.monotonic() > deadline:
                 raise SimulationError(
                     f"the process {name!r} is not ready after {patience_s:g} s:\n{self.tail(name)}"
                 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import flatten
-from fedsim.lab.reading.study_folder import is_done, is_study, names_apart, read_index
+from fedsim.lab.reading.study_folder import distinct_names, is_done, is_study, read_index
 from fedsim.records.folder import writing
 from fedsim.records.ledger import total_of_round
 from fedsim.records.reading import RunFolder
@@ -123,7 +123,7 @@ def exports(paths: Sequence[str | Path]) -> list[Export]:
     folders = [Path(path) for path in paths]
     singles = [folder for folder in folders if not is_study(folder)]
     runs = []
-    for folder, name in zip(singles, names_apart(singles), strict=True):
+    for folder, name in zip(singles, distinct_names(singles), strict=True):
         runs.append(Export(RunFolder(folder), name))
     for folder in folders:
         if is_study(folder):
@@ -137,12 +137,12 @@ def _find_study_runs(path: Path) -> list[Export]:
     for variant in read_index(path).variants:
         for run in variant.runs:
             folders[path / run.folder] = None
-    done = [folder for folder in folders if is_done(folder)]
-    if not done:
+    finished = [folder for folder in folders if is_done(folder)]
+    if not finished:
         raise RunFolderError(f"the study {str(path)!r} has no run that is done")
     study = path.resolve().name
     runs = []
-    for folder in done:
+    for folder in finished:
         name = "/".join((study, *folder.parts[-2:]))
         runs.append(Export(RunFolder(folder), name, study))
     return runs
@@ -243,31 +243,31 @@ def _write_mlflow(client: "MlflowClient", run: Export) -> None:
     texts = {name: value for name, value in figures.items() if isinstance(value, str)}
     tags = {"fedsim.key": run.key, **texts}
     created = client.create_run(experiment, start_time=0, run_name=run.name, tags=tags)
-    number = created.info.run_id
-    end = round(run.run.summary["simulated_s"] * 1000)
+    run_id = created.info.run_id
+    end_ms = round(run.run.summary["simulated_s"] * 1000)
     metrics = []
     for time, step, scalars in run.scalars():
         for tag, value in scalars.items():
             metrics.append(Metric(_mlflow_name(tag), value, round(time * 1000), step))
     for name, figure in figures.items():
         if not isinstance(figure, str):
-            metrics.append(Metric(_mlflow_name(f"summary/{name}"), float(figure), end, 0))
-    params = [
-        Param(key, str(value)[:_MLFLOW_LIMIT]) for key, value in flatten(run.run.scenario).items()
-    ]
-    client.log_batch(number, metrics=metrics, params=params)
+            metrics.append(Metric(_mlflow_name(f"summary/{name}"), float(figure), end_ms, 0))
+    params = []
+    for key, value in flatten(run.run.scenario).items():
+        params.append(Param(key, str(value)[:_MLFLOW_LIMIT]))
+    client.log_batch(run_id, metrics=metrics, params=params)
     status = "FAILED" if run.exit_code else "FINISHED"
-    client.set_terminated(number, status, end_time=end)
+    client.set_terminated(run_id, status, end_time=end_ms)
 
 
 def _mlflow_experiment(client: "MlflowClient", name: str) -> str:
     """Return the ID of the MLflow experiment with this name, and create it if it is missing."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        number: str = client.create_experiment(name)
+        experiment_id: str = client.create_experiment(name)
     else:
-        number = experiment.experiment_id
-    return number
+        experiment_id = experiment.experiment_id
+    return experiment_id
 
 
 def _mlflow_name(tag: str) -> str:
@@ -316,7 +316,7 @@ def _write_wandb(wandb: ModuleType, run: Export, out: Path, project: str) -> Pat
         x_save_requirements=False,
         **dict.fromkeys(_WANDB_SWITCHES, True),
     )
-    logged = wandb.init(
+    wandb_run = wandb.init(
         mode="offline",
         dir=str(out),
         config=flatten(run.run.scenario),
@@ -327,7 +327,7 @@ def _write_wandb(wandb: ModuleType, run: Export, out: Path, project: str) -> Pat
         id=run.key,
     )
     for time, number, scalars in run.scalars():
-        logged.log({**scalars, "simulated time, s": time}, step=number)
-    logged.summary.update({f"summary/{name}": value for name, value in run.figures.items()})
-    logged.finish(exit_code=run.exit_code)
+        wandb_run.log({**scalars, "simulated time, s": time}, step=number)
+    wandb_run.summary.update({f"summary/{name}": value for name, value in run.figures.items()})
+    wandb_run.finish(exit_code=run.exit_code)
     return next(out.glob(pattern))

@@ -43,6 +43,7 @@ def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
     devices = run.table(DEVICES).select(["device", "latency"]).to_pandas()
     latencies = devices.set_index("device")["latency"]
     has_endpoints = table["sender"].notna() | table["receiver"].notna()
+    # a device's message to the server names no endpoint, an edge server's message has no device
     is_on_link = table["device"].notna() ^ has_endpoints
     table = table[(table["direction"] == direction) & is_on_link]
     latency = table["device"].map(latencies).fillna(0.0).to_numpy(float)
@@ -67,7 +68,7 @@ def peer_load(run: RunFolder) -> Curve:
 
 
 def _load(table: "pd.DataFrame", latency: Floats) -> Curve:
-    """Return the summed rates (bytes/s) of transfers, each from the end of its latency (s)."""
+    """Return the sum of the rates (bytes/s) of transfers, each from the end of its latency (s)."""
     start = table["start"].to_numpy(float)
     end = table["end"].to_numpy(float)
     size = table["wire_bytes"].to_numpy(float)
@@ -78,10 +79,10 @@ def _load(table: "pd.DataFrame", latency: Floats) -> Curve:
     begin = begin[has_moved]
     end = end[has_moved]
     rate = size[has_moved] / (end - begin)
-    return summed(np.concatenate([begin, end]), np.concatenate([rate, -rate]))
+    return running_sum(np.concatenate([begin, end]), np.concatenate([rate, -rate]))
 
 
-def summed(times: Floats, changes: Floats) -> Curve:
+def running_sum(times: Floats, changes: Floats) -> Curve:
     """Return a step function as the running sum of changes at given times.
 
     Args:
@@ -89,16 +90,17 @@ def summed(times: Floats, changes: Floats) -> Curve:
         changes: the changes; float64 [n].
     """
     order = np.argsort(times, kind="stable")
-    instants, first = np.unique(times[order], return_index=True)
+    instants, first_rows = np.unique(times[order], return_index=True)
     if not len(instants):
         return Curve(instants, instants)
-    values = np.cumsum(np.add.reduceat(changes[order], first))
+    changes_of_instants = np.add.reduceat(changes[order], first_rows)
+    values = np.cumsum(changes_of_instants)
     # remove rounding errors at times without any load
     values[np.abs(values) < 1e-9 * np.abs(changes).max()] = 0.0
     return Curve(instants, values)
 
 
-def thinned(curve: Curve, most: int) -> Curve:
+def thin_out(curve: Curve, most: int) -> Curve:
     """Return a curve with fewer steps, to draw it: at most ``most``, evenly spaced.
 
     Each value is the mean of ``curve`` until the next step. A shorter curve is returned unchanged.
@@ -110,10 +112,10 @@ def thinned(curve: Curve, most: int) -> Curve:
     if len(curve.times) <= most:
         return curve
     edges = np.linspace(curve.times[0], curve.times[-1], most)
-    return Curve(edges, np.append(means(curve, edges), curve.values[-1]))
+    return Curve(edges, np.append(interval_means(curve, edges), curve.values[-1]))
 
 
-def means(curve: Curve, edges: Floats) -> Floats:
+def interval_means(curve: Curve, edges: Floats) -> Floats:
     """Return the mean value of a curve in each interval between two edges.
 
     The curve counts as 0 after its last step.
@@ -127,5 +129,7 @@ def means(curve: Curve, edges: Floats) -> Floats:
     """
     if not len(curve.times):
         return np.zeros(len(edges) - 1)
-    areas = np.concatenate([[0.0], np.cumsum(curve.values[:-1] * np.diff(curve.times))])
-    return np.asarray(np.diff(np.interp(edges, curve.times, areas)) / np.diff(edges))
+    # integral of the curve up to each of its steps, and then up to each edge
+    integrals = np.concatenate([[0.0], np.cumsum(curve.values[:-1] * np.diff(curve.times))])
+    until_edges = np.interp(edges, curve.times, integrals)
+    return np.asarray(np.diff(until_edges) / np.diff(edges))

@@ -13,7 +13,7 @@ from fedsim.lab.reading.activities import Activities, Mark, MessageEnd, RoundPer
 from fedsim.lab.reading.attempts import Attempts
 from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import RecordData
-from fedsim.lab.trackers.link_load import link_load, summed, thinned
+from fedsim.lab.trackers.link_load import link_load, running_sum, thin_out
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder, making_sense
 
@@ -22,9 +22,9 @@ _DEVICES = 2
 _EDGES = 3
 _HOSTS = 4
 # most changes of a link's load: enough for any screen, and at most a tenth of a long run's file
-_MOST_LOADS = 20_000
+_MOST_LOAD_CHANGES = 20_000
 
-_LOSSES = {"lost": "disconnected", "left": "left for good", "battery": "battery flat"}
+_NAME_OF_LOSS = {"lost": "disconnected", "left": "left for good", "battery": "battery flat"}
 
 TraceEvent = dict[str, Any]
 
@@ -101,7 +101,7 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
     yield from _server_events(activities)
     yield from _devices_at_work(activities)
     for direction in ("down", "up"):
-        load = thinned(link_load(run, direction), _MOST_LOADS)
+        load = thin_out(link_load(run, direction), _MOST_LOAD_CHANGES)
         for time, rate in zip(load.times.tolist(), load.values.tolist(), strict=True):
             bytes_per_second = round(max(0.0, rate), 1)
             yield _counter(f"server link {direction} (bytes/s)", time, bytes_per_second)
@@ -157,7 +157,7 @@ def _mark_name(mark: Mark) -> str | None:
     """Return the name of a device's mark in the trace; None if the trace has no such marks."""
     match mark.kind:
         case "task-end":
-            return _LOSSES.get(str(mark.outcome))
+            return _NAME_OF_LOSS.get(str(mark.outcome))
         case "noticed":
             return None
         case "arrival":
@@ -178,17 +178,17 @@ def _messages(activities: Activities) -> Iterator[TraceEvent]:
 
     Slices of a lane would have to nest, but messages may overlap.
     """
-    number = 0
+    event_id = 0
     hosts = _find_hosts(activities)
     for message in activities.messages:
         facts = _event_arguments(message.round, message.data)
         for end in message.ends():
-            number += 1
+            event_id += 1
             route = f"to {end.other}" if end.is_sent else f"from {end.other}"
             name = _with_outcome(route, end.outcome)
             lane = _lane_of(end, hosts)
-            yield _entry(name, "b", *lane, end.start, facts, cat="message", id=number)
-            yield _entry(name, "e", *lane, end.end, {}, cat="message", id=number)
+            yield _entry(name, "b", *lane, end.start, facts, cat="message", id=event_id)
+            yield _entry(name, "e", *lane, end.end, {}, cat="message", id=event_id)
 
 
 def _find_hosts(activities: Activities) -> list[str]:
@@ -207,7 +207,9 @@ def _lane_of(end: MessageEnd, hosts: list[str]) -> tuple[int, int]:
         return _DEVICES, end.device
     if end.device >= 0:
         return _EDGES, end.device
-    return (_HOSTS, hosts.index(end.name)) if end.name in hosts else (_SERVER, 0)
+    if end.name in hosts:
+        return _HOSTS, hosts.index(end.name)
+    return _SERVER, 0
 
 
 def _edge_servers(activities: Activities) -> Iterator[TraceEvent]:
@@ -248,10 +250,11 @@ def _round_events(entry: RoundPeriod) -> Iterator[TraceEvent]:
 
 
 def _devices_at_work(activities: Activities) -> Iterator[TraceEvent]:
-    work = summed(*activities.open_task_changes())
-    changed = np.diff(work.values, prepend=0.0) != 0
-    times = work.times[changed].tolist()
-    counts = work.values[changed].tolist()
+    times_of_changes, changes = activities.open_task_changes()
+    open_tasks = running_sum(times_of_changes, changes)
+    has_changed = np.diff(open_tasks.values, prepend=0.0) != 0
+    times = open_tasks.times[has_changed].tolist()
+    counts = open_tasks.values[has_changed].tolist()
     for time, count in zip(times, counts, strict=True):
         yield _counter("devices at work", time, round(count))
 

@@ -24,7 +24,7 @@ from fedsim.lab.compare.explore import fronts, heat_map, in_words
 from fedsim.lab.compare.lines import ComparedLine, Lines
 from fedsim.lab.compare.measures import measure, measures, read_goal, read_work
 from fedsim.lab.compare.paired import mean_of, paired_difference, pairs_to_tell
-from fedsim.lab.reading.targets import Target, within
+from fedsim.lab.reading.targets import Target, best_accuracy_within
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world
 
@@ -355,8 +355,8 @@ def test_a_budget() -> None:
         ({"joules": 9.9}, 0.5),
         ({"time": 9.0}, None),
     ):
-        assert within(rows, budget) == best
-    assert within(rows, {"cost": 1.0}) is None
+        assert best_accuracy_within(rows, budget) == best
+    assert best_accuracy_within(rows, {"cost": 1.0}) is None
     assert read_goal(None, ["time=20 min", "bytes=3 GB"]) == (
         "budget",
         {"time": 1200.0, "bytes": 3e9},
