@@ -310,9 +310,7 @@ class ContentPacker:
         if "base" in entry:
             base_content, index = pair_of(entry["base"], "base")
             position = None if index is None else count_of(index, "the index of a base")
-            base = model_at(
-                ModelPlace(text_of(base_content, "the base_content of a base"), position)
-            )
+            base = model_at(ModelPlace(text_of(base_content, "the name of a base"), position))
             model = self._learner.apply(total, [base, sent])
         if "loss" in entry:
             model.loss = read_report(entry["loss"])
