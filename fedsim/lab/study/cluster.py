@@ -19,15 +19,15 @@ from fedsim.lab.study.folder import claimed, state_of
 from fedsim.lab.study.inputs import StudyInputs
 from fedsim.lab.study.parts import PartReceiver, read_folder
 from fedsim.lab.study.pool import Ended, News, RunOrder, StudyProgress
-from fedsim.lab.study.worker import describe_outcome, failure
+from fedsim.lab.study.worker import describe_failure, describe_outcome
 from fedsim.records.lock import FolderInUseError
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.ray.executor import MOST_TRIES, HomeLostError, Ray, WorkerLostError
 
 _LISTEN_EVERY_S = 0.25
-_LOOK_EVERY = 4  # listenings between two tries to claim a run that another process carries out
+_RETRY_EVERY = 4  # listenings between two tries to claim a run that another process carries out
 # runs handed to Ray for each run that it can carry out at once, so that no worker idles
-_AHEAD = 2
+_RUNS_AHEAD = 2
 
 
 @dataclass
@@ -70,12 +70,12 @@ class RayWorkers:
         self._executor = executor
         self._progress = progress
         self._inputs = inputs
-        head = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=False
-        )
-        self._board = ray.remote(Board).options(num_cpus=0, scheduling_strategy=head).remote()
-        self._interrupted = False
         self._home: str = ray.get_runtime_context().get_node_id()
+        on_home = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            self._home, soft=False
+        )
+        self._board = ray.remote(Board).options(num_cpus=0, scheduling_strategy=on_home).remote()
+        self._interrupted = False
         self._active: dict[int, _Active] = {}
         self._futures: dict[Future[News], int] = {}
         self._ended: dict[int, Ended] = {}
@@ -94,12 +94,13 @@ class RayWorkers:
                 wait(self._futures, _LISTEN_EVERY_S, FIRST_COMPLETED)
             elif elsewhere:
                 time.sleep(_LISTEN_EVERY_S)
-            done = [future for future in self._futures if future.done()]
+            # listed before listening, so that all messages of an ended run are processed first
+            ended_futures = [future for future in self._futures if future.done()]
             self._listen()
-            for future in done:
+            for future in ended_futures:
                 self._settle(self._futures.pop(future), future)
             listenings += 1
-            if listenings % _LOOK_EVERY == 0:
+            if listenings % _RETRY_EVERY == 0:
                 waiting.extend(elsewhere)
                 elsewhere.clear()
         return [self._ended[order_index] for order_index in range(len(orders))]
@@ -124,23 +125,25 @@ class RayWorkers:
         """
         if self._interrupted:
             for order_index, order in (*waiting, *elsewhere):
-                self._end(order_index, Ended(order, "interrupted"))
+                self._store_outcome(order_index, Ended(order, "interrupted"))
             waiting.clear()
             elsewhere.clear()
-        most = _AHEAD * max(1, self._executor.count_places())
-        while waiting and len(self._futures) < most:
+        most_active = _RUNS_AHEAD * max(1, self._executor.count_places())
+        while waiting and len(self._futures) < most_active:
             order_index, order = waiting.popleft()
             try:
-                self._claim(order_index, order)
+                self._claim_and_submit(order_index, order)
             except FolderInUseError:
                 if order.waits:
                     elsewhere.append((order_index, order))
                 else:
-                    self._end(order_index, Ended(order, "elsewhere"))
+                    self._store_outcome(order_index, Ended(order, "elsewhere"))
             except Exception as error:
-                self._end(order_index, Ended(order, "failed", failure(error, order.folder)))
+                self._store_outcome(
+                    order_index, Ended(order, "failed", describe_failure(error, order.folder))
+                )
 
-    def _claim(self, order_index: int, order: RunOrder) -> None:
+    def _claim_and_submit(self, order_index: int, order: RunOrder) -> None:
         """Claim a run against other processes, and hand it to Ray unless it is already done.
 
         Args:
@@ -153,13 +156,13 @@ class RayWorkers:
         with ExitStack() as stack:
             stack.enter_context(claimed(order.folder))
             if state_of(order.folder, order.scenario) == "done":
-                self._end(
+                self._store_outcome(
                     order_index, Ended(order, **describe_outcome(RunFolder(order.folder).summary))
                 )
                 return
             active = _Active(order, PartReceiver(order.folder))
             self._submit(order_index, active)
-            active.claim = stack.pop_all()
+            active.claim = stack.pop_all()  # the claim outlasts this call
             self._active[order_index] = active
 
     def _submit(self, order_index: int, active: _Active) -> None:
@@ -171,11 +174,11 @@ class RayWorkers:
         """
         order = active.order
         state = state_of(order.folder, order.scenario)
-        begun = read_folder(order.folder) if state == "resume" else {}
+        saved_files = read_folder(order.folder) if state == "resume" else {}
         inputs = self._inputs.of(order.scenario)
         for dataset in inputs.data.datasets.values():
             self._executor.place(dataset)
-        far_order = FarOrder(order_index, active.attempt, order.scenario, inputs, begun)
+        far_order = FarOrder(order_index, active.attempt, order.scenario, inputs, saved_files)
         future = self._executor.submit_once(carry_out, self._board, self._home, far_order)
         self._futures[future] = order_index
 
@@ -185,19 +188,19 @@ class RayWorkers:
         Files of run folders are stored here; notes and progress are shown. Messages of a worker
         that was considered lost, and replaced, are ignored.
         """
-        for order_index, attempt, news in self._collect():
+        for order_index, attempt, news in self._fetch_messages():
             active = self._active.get(order_index)
             if active is None or active.attempt != attempt or active.problem:
                 continue
             try:
                 self._handle_news(order_index, active, news)
             except OSError as error:
-                active.problem = failure(error, active.order.folder)
+                active.problem = describe_failure(error, active.order.folder)
 
-    def _collect(self) -> list[tuple[int, int, News]]:
-        collection = self._board.collect.remote(self._interrupted)
+    def _fetch_messages(self) -> list[tuple[int, int, News]]:
+        future = self._board.collect.remote(self._interrupted)
         try:
-            messages: list[tuple[int, int, News]] = self._ray.get(collection)
+            messages: list[tuple[int, int, News]] = self._ray.get(future)
         except self._ray.exceptions.RayError as error:
             # the board is on this process's node, which may be lost
             raise HomeLostError from error
@@ -220,11 +223,11 @@ class RayWorkers:
             active.receiver.complete_part(news["files"])
         elif news["event"] == "begun":
             active.node = news["node"]
-            self._tell_begun(order_index, news)
+            self._show_begin(order_index, news)
         else:
             self._progress.take(order_index, news)
 
-    def _tell_begun(self, order_index: int, news: News) -> None:
+    def _show_begin(self, order_index: int, news: News) -> None:
         """Show on which node and GPUs a worker has begun a run.
 
         The node is not named if it is this process's own, and nothing is shown if there is no GPU
@@ -259,16 +262,16 @@ class RayWorkers:
         except WorkerLostError as error:
             if self._begin_again(order_index, active):
                 return
-            ended = Ended(order, "failed", failure(error))
+            ended = Ended(order, "failed", describe_failure(error))
             if self._interrupted:
                 ended = Ended(order, "interrupted")
         except Exception as error:
-            ended = Ended(order, "failed", failure(error))
+            ended = Ended(order, "failed", describe_failure(error))
         if active.problem:
             ended = Ended(order, "failed", active.problem)
         del self._active[order_index]
         active.claim.close()
-        self._end(order_index, ended)
+        self._store_outcome(order_index, ended)
 
     def _begin_again(self, order_index: int, active: _Active) -> bool:
         """Hand a run whose worker was lost to Ray again, from its newest saved files.
@@ -280,20 +283,21 @@ class RayWorkers:
             return False
         active.attempt += 1
         try:
-            self._tell_lost(order_index, active)
+            self._show_loss(order_index, active)
             self._submit(order_index, active)
         except (FedsimError, OSError) as error:
-            active.problem = failure(error, active.order.folder)
+            active.problem = describe_failure(error, active.order.folder)
             return False
         return True
 
-    def _tell_lost(self, order_index: int, active: _Active) -> None:
-        saved = state_of(active.order.folder, active.order.scenario) == "resume"
+    def _show_loss(self, order_index: int, active: _Active) -> None:
+        is_saved = state_of(active.order.folder, active.order.scenario) == "resume"
         where = f" on the node {active.node}" if active.node else ""
-        going = "goes on from its newest part" if saved else "begins anew"
-        text = f"its worker{where} was lost; it {going} ({active.attempt} of {MOST_TRIES} times)"
+        continuation = "goes on from its newest part" if is_saved else "begins anew"
+        count = f"{active.attempt} of {MOST_TRIES} times"
+        text = f"its worker{where} was lost; it {continuation} ({count})"
         self._progress.take(order_index, {"event": "note", "text": text})
 
-    def _end(self, order_index: int, ended: Ended) -> None:
+    def _store_outcome(self, order_index: int, ended: Ended) -> None:
         self._ended[order_index] = ended
         self._progress.ended(order_index, ended)

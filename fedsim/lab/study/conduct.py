@@ -26,7 +26,7 @@ from fedsim.lab.study.seeding import Seeding
 from fedsim.lab.study.shards import StudyShard, folders_of
 from fedsim.lab.study.shared_search import SharedTrials, make_trials
 from fedsim.lab.study.spec import TRIAL
-from fedsim.lab.study.trials import gave_up
+from fedsim.lab.study.trials import has_failed
 from fedsim.lab.terminal import Console
 
 if TYPE_CHECKING:
@@ -82,14 +82,14 @@ def run_study(
         ScenarioError, DataError, RunFolderError: the study is invalid; no run was done.
         SimulationError: runs failed; all runs but these are done.
     """
-    plan = read_study(
+    planned_study = read_study(
         study, changes, size=size, seeds=seeds, until_sure=until_sure, allow_code=allow_code
     )
-    share = None
+    study_shard = None
     if shard is not None:
-        share = StudyShard.read(shard)
-    places = StudyWorkers(executor, workers, address, resources)
-    conductor = Conductor(plan, Path(out), places, only=only, shard=share)
+        study_shard = StudyShard.read(shard)
+    study_workers = StudyWorkers(executor, workers, address, resources)
+    conductor = Conductor(planned_study, Path(out), study_workers, only=only, shard=study_shard)
     with closing(StudyProgress(Console(quiet=True))) as progress:
         conductor.run(progress)
     if not conductor.complete:
@@ -245,14 +245,14 @@ class Conductor:
         Raises:
             FedsimError: a variant is invalid, or its data cannot be read.
         """
-        firsts: dict[str, PlannedRun] = {}
+        first_runs: dict[str, PlannedRun] = {}
         # a variant whose runs are done may get more seeds, which need its inputs
-        all_grow = self._inputs is not None and self.seeding is not None
+        needs_all_inputs = self._inputs is not None and self.seeding is not None
         for run, state in self.selected_runs:
-            is_missing = state != "done" or all_grow
+            is_missing = state != "done" or needs_all_inputs
             if is_missing and TRIAL not in dict(run.variant.point):
-                firsts.setdefault(run.variant.label, run)
-        for run in firsts.values():
+                first_runs.setdefault(run.variant.label, run)
+        for run in first_runs.values():
             self._try_to_build(run)
 
     def _try_to_build(self, run: PlannedRun) -> None:
@@ -324,10 +324,10 @@ class Conductor:
 
     def _select(self) -> frozenset[Path]:
         """Return the folders of the runs that this process may do, by ``only`` and the shard."""
-        selection = self.study.only(self._only)
+        selected_folders = self.study.only(self._only)
         if self.shard is None or isinstance(self.trials, SharedTrials):
-            return selection
-        runs = [run for run in self.study.runs if run.folder in selection]
+            return selected_folders
+        runs = [run for run in self.study.runs if run.folder in selected_folders]
         return folders_of(self.shard, runs)
 
     def forecast(self) -> StudyForecast:
@@ -340,15 +340,15 @@ class Conductor:
             ScenarioError: a scenario is invalid.
             DataError: the data of a scenario cannot be read.
         """
-        selection = self.study.only(self._only)
-        runs = [run for run in self.study.runs if run.folder in selection]
+        selected_folders = self.study.only(self._only)
+        runs = [run for run in self.study.runs if run.folder in selected_folders]
         if self.trials is not None:
             runs += self.trials.foreseen_runs()
         states = zip(self.study.runs, self.states, strict=True)
         finished = {run.folder for run, state in states if state == "done"}
-        count = 1 if self.shard is None else self.shard.count
+        shard_count = 1 if self.shard is None else self.shard.count
         return forecast_study(
-            runs, lambda run: run.folder in finished, count, self.workers.local_number
+            runs, lambda run: run.folder in finished, shard_count, self.workers.local_number
         )
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
@@ -383,9 +383,8 @@ class Conductor:
                     # before the journal is written, which alone would not mark the folder as a study's
                     files.mark(self.out, self.study)
             self._update()  # workers of a killed study may have ended runs since the last update
-            planned = -1
-            while planned != self._planned_batches:
-                planned = self._planned_batches
+            while True:
+                planned_batches = self._planned_batches
                 self._write(tables=False)
                 progress.keep_in(self.out)
                 self._carry_out(pool, progress)
@@ -395,6 +394,8 @@ class Conductor:
                 if self.seeding is not None:
                     for text in self.seeding.lines_of_text():
                         progress.tell(text)
+                if self._planned_batches == planned_batches:  # no trials or seeds were added
+                    break
             self._write(tables=True)
 
     @property
@@ -412,15 +413,15 @@ class Conductor:
         """
         orders = self._orders()
         progress.begin(orders, len(self.selected_runs) - len(orders))
-        elsewhere = []
-        for run in pool.run(orders):
-            if run.status == "elsewhere":
-                elsewhere.append(replace(run.order, waits=True))
+        orders_elsewhere = []
+        for ended in pool.run(orders):
+            if ended.status == "elsewhere":
+                orders_elsewhere.append(replace(ended.order, waits=True))
             else:
-                self.ended.append(run)
-        if elsewhere and not self.interrupted:
-            progress.begin(elsewhere, len(self.selected_runs) - len(elsewhere))
-            self.ended += pool.run(elsewhere)
+                self.ended.append(ended)
+        if orders_elsewhere and not self.interrupted:
+            progress.begin(orders_elsewhere, len(self.selected_runs) - len(orders_elsewhere))
+            self.ended += pool.run(orders_elsewhere)
 
     def _write(self, *, tables: bool) -> None:
         """Write the study's ``study.toml`` and ``index.json`` into its folder, under a lock.
@@ -454,20 +455,20 @@ class Conductor:
         if self.workers.are_on_ray:
             from fedsim.lab.study.cluster import RayWorkers
 
-            other_devices = [device for device in self._torch_devices() if device != "cpu"]
-            device = other_devices[0] if other_devices else "cpu"
+            accelerators = [device for device in self._torch_devices() if device != "cpu"]
+            device = accelerators[0] if accelerators else "cpu"
             cluster = stack.enter_context(closing(self.workers.join_cluster(device)))
             if self._holds_lock:
                 stack.enter_context(files.locked(self.out))
             assert self._inputs is not None
             return stack.enter_context(closing(RayWorkers(cluster, progress, self._inputs)))
-        lock: Sequence[int] = ()
+        lock_descriptors: Sequence[int] = ()
         if self._holds_lock:
-            lock = stack.enter_context(files.locked(self.out))
+            lock_descriptors = stack.enter_context(files.locked(self.out))
         # a run that names a GPU by its number needs to see all of them
         devices = set(self._torch_devices())
         gpus = usable_gpus() if "cuda" in devices and devices <= {"cpu", "cuda"} else []
-        pool = WorkerPool(self.workers.local_number, progress, lock, gpus=gpus)
+        pool = WorkerPool(self.workers.local_number, progress, lock_descriptors, gpus=gpus)
         return stack.enter_context(closing(pool))
 
     def _torch_devices(self) -> list[str]:
@@ -475,13 +476,14 @@ class Conductor:
         return [run.scenario.training.device for run, _ in self.selected_runs]
 
     def _orders(self) -> list[RunOrder]:
+        """Return orders for the selected runs that are not done, failed, or another process's."""
         orders = []
-        others = set() if self.trials is None else self.trials.runs_of_others()
+        folders_of_others = set() if self.trials is None else self.trials.runs_of_others()
         for run, state in self.selected_runs:
             folder = self.out / run.folder
-            if state == "done":
+            if state == "done" or run.folder in folders_of_others:
                 continue
-            if run.folder in others or (self.trials and gave_up(folder)):
+            if self.trials is not None and has_failed(folder):
                 continue
             orders.append(RunOrder(run.label, run.scenario.to_toml(), folder.absolute()))
         return orders

@@ -88,7 +88,7 @@ class StudyForecast:
 
 def forecast_study(
     runs: Sequence[PlannedRun],
-    done: Callable[[PlannedRun], bool],
+    is_done: Callable[[PlannedRun], bool],
     shards: int,
     workers: int,
 ) -> StudyForecast:
@@ -96,7 +96,7 @@ def forecast_study(
 
     Args:
         runs: the selected runs of the study, of all shards, in its order.
-        done: whether a run is done, so that it costs nothing.
+        is_done: whether a run is done, so that it costs nothing.
         shards: count of shards, to which the runs are dealt out.
         workers: count of workers of each shard.
 
@@ -104,19 +104,19 @@ def forecast_study(
         ScenarioError: a scenario is invalid.
         DataError: the data of a scenario cannot be read.
     """
-    missing = [run for run in runs if not done(run)]
+    undone_runs = [run for run in runs if not is_done(run)]
     first_runs: dict[str, PlannedRun] = {}  # folder of a variant -> its first missing run
-    for run in missing:
+    for run in undone_runs:
         first_runs.setdefault(run.variant.folder, run)
     tried = _spread(list(first_runs.values()), _MOST_TRIED)
-    own_bytes = peak_memory()  # of this process, which stays in memory beside its workers
+    own_bytes = peak_memory()  # of this process, which stays in memory while its workers run
     start_s = _measure_start() if tried else 0.0
     costs = {run.variant.folder: _try_beginning(run) for run in tried}
     model = _CostModel(tried, costs)
     shares = []
     for shard_runs in deal(runs, shards):
-        missing_runs = [run for run in shard_runs if not done(run)]
-        cost = _cost_of_share(missing_runs, model.cost, workers, start_s)
+        undone_of_shard = [run for run in shard_runs if not is_done(run)]
+        cost = _cost_of_share(undone_of_shard, model.cost, workers, start_s)
         shares.append(replace(cost, memory_bytes=cost.memory_bytes + own_bytes))
     return StudyForecast(shares, workers, len(tried), len(first_runs), start_s)
 
@@ -125,14 +125,15 @@ def _spread(runs: list[PlannedRun], most: int) -> list[PlannedRun]:
     """Return at most ``most`` of the runs, spread evenly over the list."""
     if len(runs) <= most:
         return runs
-    return [runs[place * len(runs) // most] for place in range(most)]
+    indices = [position * len(runs) // most for position in range(most)]
+    return [runs[index] for index in indices]
 
 
 def _measure_start() -> float:
     """Measure the real time (s) in which a worker starts and loads what learning needs."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     start("fedsim.lab.study.costs", "load_worker").wait()
-    return time.perf_counter() - began
+    return time.perf_counter() - start_time
 
 
 def load_worker() -> None:
@@ -221,17 +222,17 @@ def _cost_of_share(
         start_s: real time in which a worker starts (s).
     """
     costs = [cost for run in runs if (cost := cost_of(run)) is not None]
-    busy = min(workers, len(costs))
-    ends = [start_s] * busy
-    for cost in costs:
-        heapq.heappush(ends, heapq.heappop(ends) + cost.real_s)
+    busy_workers = min(workers, len(costs))
+    free_at = [start_s] * busy_workers
+    for cost in costs:  # the worker that is free first takes the next run
+        heapq.heappush(free_at, heapq.heappop(free_at) + cost.real_s)
     most_bytes = max((cost.memory_bytes for cost in costs), default=0)
     return ShareCost(
         runs=len(runs),
         untold=len(runs) - len(costs),
-        real_s=max(ends, default=0.0),
-        worker_s=sum(cost.real_s for cost in costs) + busy * start_s,
-        memory_bytes=most_bytes * busy,
+        real_s=max(free_at, default=0.0),
+        worker_s=sum(cost.real_s for cost in costs) + busy_workers * start_s,
+        memory_bytes=most_bytes * busy_workers,
         disk_bytes=sum(cost.disk_bytes for cost in costs),
     )
 

@@ -26,7 +26,7 @@ from fedsim.records.lock import locked
 from fedsim.toolbox.ray.executor import node_beside
 
 _PREFIX = "fedsim-run-"  # of the names of runs' folders
-_REST = 4  # least pause after a part of a run is sent, in durations of the sending
+_PAUSE_FACTOR = 4  # least pause after a part of a run is sent, in durations of the sending
 _MOST_LINES = 100  # most lines of a run's output that are passed on
 
 
@@ -89,12 +89,12 @@ class _Output(TextIOBase):
 
     Args:
         stream: a stream that Ray writes to a log of the node.
-        say: sends a message.
+        report_news: sends a message.
     """
 
-    def __init__(self, stream: TextIO, say: Callable[..., None]) -> None:
+    def __init__(self, stream: TextIO, report_news: Callable[..., None]) -> None:
         self._stream = stream
-        self._say = say
+        self._report = report_news
         self._line = ""
         self._count = 0
 
@@ -102,7 +102,7 @@ class _Output(TextIOBase):
         self._stream.write(text)
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            self._tell(line)
+            self._report_line(line)
         return len(text)
 
     def flush(self) -> None:
@@ -111,15 +111,15 @@ class _Output(TextIOBase):
     def end(self) -> None:
         """Send the rest of the text as a message if it does not end with a line break."""
         if self._line:
-            self._tell(self._line)
+            self._report_line(self._line)
             self._line = ""
 
-    def _tell(self, line: str) -> None:
+    def _report_line(self, line: str) -> None:
         self._count += 1
         if self._count <= _MOST_LINES:
-            self._say(event="note", text=line)
+            self._report(event="note", text=line)
         elif self._count == _MOST_LINES + 1:
-            self._say(event="note", text="further output is in Ray's log of the node")
+            self._report(event="note", text="further output is in Ray's log of the node")
 
 
 def carry_out(board: Any, home: str, order: FarOrder) -> News:
@@ -134,7 +134,7 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
     """
     import ray
 
-    ending: RecordData = {}
+    outcome: RecordData = {}
 
     def send(**news: object) -> None:
         answer = board.report.remote(order.order_index, order.attempt, news)
@@ -142,9 +142,9 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
         if answer.future().result():
             worker.stop(signal.SIGINT)
 
-    def say(**news: Any) -> None:
+    def report_news(**news: Any) -> None:
         if news["event"] == "ended":
-            ending.update(news["run"])
+            outcome.update(news["run"])
         else:
             send(**news)
 
@@ -152,22 +152,22 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
         run = folder / "run"
         for name, pieces in order.begun.items():
             write_pieces(run / name, pieces)
-        parts = _Parts(PartSender(run, send))
-        worker = Worker(say, parts.look)
+        folder_sync = _FolderSync(PartSender(run, send))
+        worker = Worker(report_news, folder_sync.send_if_new)
         node = node_beside(home)
         send(event="begun", node=node, gpus=[str(gpu) for gpu in ray.get_gpu_ids()])
-        with order.inputs.in_use(folder / "inputs"), _reported_output(say):
+        with order.inputs.in_use(folder / "inputs"), _reported_output(report_news):
             worker.carry_out({"scenario": order.scenario, "folder": str(run), "waits": True})
-        parts.sender.send_part()
-    if node and "error" in ending:
-        ending["error"] = f"{ending['error']} (on the node {node})"
-    return ending
+        folder_sync.sender.send_part()
+    if node and "error" in outcome:
+        outcome["error"] = f"{outcome['error']} (on the node {node})"
+    return outcome
 
 
-class _Parts:
+class _FolderSync:
     """Sends the files of a run's folder to the study's process while the run goes on.
 
-    ``look`` sends the files that changed, after each checkpoint and each writing of intermediate
+    ``send_if_new`` sends the changed files after each checkpoint and each writing of intermediate
     results. Sending takes a fifth of the run's time at most.
 
     Args:
@@ -178,34 +178,34 @@ class _Parts:
         self.sender = sender
         self.sender.skip_present()
         self._newest = sender.newest
-        self._next = 0.0
+        self._next_send = 0.0  # earliest time (monotonic, s) of the next sending
 
-    def look(self) -> None:
+    def send_if_new(self) -> None:
         """Send the changed files if a checkpoint or intermediate results are new.
 
         Nothing is sent if the last sending was too recent.
         """
-        begun = time.monotonic()
+        start = time.monotonic()
         newest = self.sender.newest
-        if newest == self._newest or begun < self._next:
+        if newest == self._newest or start < self._next_send:
             return
         self._newest = newest
         self.sender.send_part()
-        ended = time.monotonic()
-        self._next = ended + _REST * (ended - begun)
+        end = time.monotonic()
+        self._next_send = end + _PAUSE_FACTOR * (end - start)
 
 
 @contextmanager
-def _reported_output(say: Callable[..., None]) -> Iterator[None]:
+def _reported_output(report_news: Callable[..., None]) -> Iterator[None]:
     """Return a context in which printed output of the run's code is also sent as messages.
 
     Args:
-        say: sends a message.
+        report_news: sends a message.
     """
     import sys
 
-    out = _Output(sys.stdout, say)
-    err = _Output(sys.stderr, say)
+    out = _Output(sys.stdout, report_news)
+    err = _Output(sys.stderr, report_news)
     with redirect_stdout(out), redirect_stderr(err):
         try:
             yield

@@ -74,11 +74,13 @@ def states(path: Path, study: Study) -> list[RunState]:
         # an earlier call with another budget or zone may have added more seeds
         if study.until_sure is not None and folder.parent.name in study.runs_of:
             continue
-        strange = str(folder.relative_to(path))
+        unknown_folder = str(folder.relative_to(path))
         hint = "give another folder"
         if study.until_sure is None and folder.parent.name in study.runs_of:
             hint += ", or --until-sure if seeds were added by it"
-        raise RunFolderError(f"--out {str(path)!r} holds {strange!r}, no run of this study; {hint}")
+        raise RunFolderError(
+            f"--out {str(path)!r} holds {unknown_folder!r}, no run of this study; {hint}"
+        )
     return [state_of(path / run.folder, run.scenario.to_toml()) for run in study.runs]
 
 
@@ -106,7 +108,7 @@ def state_of(folder: Path, scenario: str) -> RunState:
             ) from None
         return "anew"
     if existing != scenario:
-        existing = _present_scenario(existing) or existing
+        existing = _rewrite_former_keys(existing) or existing
     if existing != scenario:
         try:
             difference = first_difference(parse_toml(existing), parse_toml(scenario))
@@ -121,7 +123,7 @@ def state_of(folder: Path, scenario: str) -> RunState:
     return "resume" if (folder / "checkpoint").is_dir() else "anew"
 
 
-def _present_scenario(text: str) -> str | None:
+def _rewrite_former_keys(text: str) -> str | None:
     """Return the scenario of a run of an earlier version as this version writes it.
 
     Args:
@@ -180,8 +182,9 @@ def index_of(study: Study) -> StudyIndex:
             IndexedVariant(
                 name=variant.name,
                 label=variant.label,
-                point=_plain(dict(variant.point)),
-                changes=_plain(flatten(nest_dotted_keys(variant.changes))),
+                point=_as_json_value(dict(variant.point)),
+                # ``nest_dotted_keys`` nests dotted keys first, so that ``flatten`` writes all keys alike
+                changes=_as_json_value(flatten(nest_dotted_keys(variant.changes))),
                 reference=variant.name in spec.references,
                 runs=tuple(runs),
             )
@@ -200,7 +203,7 @@ def index_of(study: Study) -> StudyIndex:
     )
 
 
-def _plain(value: object) -> Any:
+def _as_json_value(value: object) -> Any:
     """Convert a TOML value to a JSON value: dates, infinities and NaN become text."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda name: str(float(name)))
 

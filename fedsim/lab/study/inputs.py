@@ -41,7 +41,7 @@ class _WrittenFiles:
     def __init__(self, files: Sequence[CopiedFile], folder: Path) -> None:
         self._files = {file.reference: file for file in files}
         self._folder = folder
-        self._paths: dict[Reference, Path] = {}
+        self._paths: dict[Reference, Path] = {}  # of the files that are written
 
     def find(self, reference: Reference) -> Path | None:
         """Return the path of a file's copy, written at the first call; None for other files.
@@ -51,6 +51,7 @@ class _WrittenFiles:
         """
         file = self._files.get(reference)
         if file is not None and reference not in self._paths:
+            # a numbered folder each, as files may have the same name
             path = self._folder / f"{len(self._paths)}" / file.name
             write_pieces(path, file.pieces)
             self._paths[reference] = path
@@ -113,8 +114,8 @@ class StudyInputs:
 
         The caller's contexts record what is read.
         """
-        is_drawn = isinstance(scenario.data.source, Synthetic)
-        if not is_drawn and scenario.data.kept_key not in self._kept.datasets:
+        is_synthetic = isinstance(scenario.data.source, Synthetic)
+        if not is_synthetic and scenario.data.kept_key not in self._kept.datasets:
             scenario.data.build(scenario.population.devices, Streams(scenario.seed))
         file = getattr(scenario.model, "file", None)
         if file is not None:
@@ -126,11 +127,11 @@ class StudyInputs:
         Args:
             text: the run's scenario, as TOML.
         """
-        data = Scenario(**tomllib.loads(text)).data
-        selection = KeptData()
-        key = data.kept_key
+        data_spec = Scenario(**tomllib.loads(text)).data
+        data_of_run = KeptData()
+        key = data_spec.kept_key
         if key in self._kept.shapes:
-            selection.shapes[key] = self._kept.shapes[key]
+            data_of_run.shapes[key] = self._kept.shapes[key]
         if key in self._kept.datasets:
-            selection.datasets[key] = self._kept.datasets[key]
-        return RunInputs(selection, [*self._files.values()])
+            data_of_run.datasets[key] = self._kept.datasets[key]
+        return RunInputs(data_of_run, [*self._files.values()])

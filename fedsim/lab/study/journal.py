@@ -57,7 +57,7 @@ class Journal:
         self._direction = optuna.study.StudyDirection.MINIMIZE
         if is_maximised:
             self._direction = optuna.study.StudyDirection.MAXIMIZE
-        with self._reading(), warnings.catch_warnings():
+        with self._convert_errors(), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             backend = optuna.storages.journal.JournalFileBackend(str(self._path))
             self._storage = optuna.storages.JournalStorage(backend)
@@ -69,8 +69,8 @@ class Journal:
             line: the searched variant.
             space: its search space.
         """
-        with self._reading():
-            trials = self._storage.get_all_trials(self._study(line))
+        with self._convert_errors():
+            trials = self._storage.get_all_trials(self._study_id(line))
             return [JournalEntry(trial, space) for trial in trials]
 
     def add(self, line: SearchedVariant, trial: Trial, space: Space) -> None:
@@ -83,14 +83,14 @@ class Journal:
         """
         import optuna
 
-        numbers = {key: space[key].number(value) for key, value in trial.values.items()}
+        params = {key: space[key].number(value) for key, value in trial.values.items()}
         entry = optuna.trial.create_trial(
             state=optuna.trial.TrialState.RUNNING,
-            params=numbers,
+            params=params,
             distributions={key: candidates.distribution for key, candidates in space.items()},
         )
-        with self._reading():
-            self._storage.create_new_trial(self._study(line), entry)
+        with self._convert_errors():
+            self._storage.create_new_trial(self._study_id(line), entry)
 
     def write_result(self, line: SearchedVariant, trial: Trial) -> None:
         """Write the result of a trial that is over to the file, and mark the trial as finished.
@@ -99,7 +99,7 @@ class Journal:
             line: the searched variant.
             trial: the trial with its result.
         """
-        from optuna.trial import TrialState as State
+        from optuna.trial import TrialState as OptunaState
 
         result = StoredResult(
             state=trial.state,
@@ -107,27 +107,27 @@ class Journal:
             nearest=trial.nearest,
             error=trial.error,
         )
-        with self._reading():
-            number = self._storage.get_trial_id_from_study_id_trial_number(
-                self._study(line), trial.number - 1
+        with self._convert_errors():
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(
+                self._study_id(line), trial.number - 1
             )
             for name, value in result.items():
-                self._storage.set_trial_user_attr(number, name, value)
+                self._storage.set_trial_user_attr(trial_id, name, value)
             if trial.state == "done" and trial.value is not None:
-                self._storage.set_trial_state_values(number, State.COMPLETE, [trial.value])
+                self._storage.set_trial_state_values(trial_id, OptunaState.COMPLETE, [trial.value])
             else:
-                self._storage.set_trial_state_values(number, State.FAIL)
+                self._storage.set_trial_state_values(trial_id, OptunaState.FAIL)
 
-    def _study(self, line: SearchedVariant) -> int:
+    def _study_id(self, line: SearchedVariant) -> int:
         """Return Optuna's ID for the trials of a variant; they get one if they have none."""
         try:
-            study: int = self._storage.get_study_id_from_name(line.variant.label)
+            study_id: int = self._storage.get_study_id_from_name(line.variant.label)
         except KeyError:
-            study = self._storage.create_new_study([self._direction], line.variant.label)
-        return study
+            study_id = self._storage.create_new_study([self._direction], line.variant.label)
+        return study_id
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         """Return a context that turns Optuna's errors into ``RunFolderError`` with the path."""
         try:
             yield

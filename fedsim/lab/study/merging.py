@@ -13,7 +13,7 @@ from fedsim.lab.study.folder import claimed, locked, refuse_unusable
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
-_PROMISED = ("events", "events_sha256", "models_sha256", "bytes", "accuracy")
+_REPEATABLE = ("events", "events_sha256", "models_sha256", "bytes", "accuracy")
 """Entries of a summary that are equal in all runs of the same scenario."""
 
 
@@ -56,14 +56,17 @@ def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
     target = Path(out)
     if not study_folders:
         raise ScenarioError("there is no folder to merge; name one at least")
-    _refuse_other_studies([*study_folders, target] if (target / STUDY).is_file() else study_folders)
+    compared = [*study_folders]
+    if (target / STUDY).is_file():
+        compared.append(target)
+    _refuse_other_studies(compared)
     refuse_unusable(target)
     merged = Merged()
     with locked(target):
         for name in (STUDY, INDEX, PUBLISHED):
             if (study_folders[0] / name).is_file():
                 files.write_text(target / name, read_bytes(study_folders[0] / name).decode())
-        for folder in _planned(study_folders[0]):
+        for folder in _list_run_folders(study_folders[0]):
             _merge_run(folder, study_folders, target, merged)
         write_tables(target)
     return merged
@@ -71,7 +74,7 @@ def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
 
 def _refuse_other_studies(study_folders: Sequence[Path]) -> None:
     first = study_folders[0]
-    texts = [_read_study(study_folder) for study_folder in study_folders]
+    texts = [_read_study_file(study_folder) for study_folder in study_folders]
     for study_folder, text in zip(study_folders, texts, strict=True):
         read_index(study_folder)  # raises if the folder has no index
         if text != texts[0]:
@@ -82,7 +85,7 @@ def _refuse_other_studies(study_folders: Sequence[Path]) -> None:
             )
 
 
-def _read_study(study_folder: Path) -> bytes:
+def _read_study_file(study_folder: Path) -> bytes:
     try:
         return read_bytes(study_folder / STUDY)
     except OSError as error:
@@ -91,7 +94,7 @@ def _read_study(study_folder: Path) -> bytes:
         ) from None
 
 
-def _planned(study_folder: Path) -> list[str]:
+def _list_run_folders(study_folder: Path) -> list[str]:
     """Return the distinct run folders of a study, in the order of its index.
 
     Args:
@@ -124,15 +127,15 @@ def _merge_run(folder: str, study_folders: Sequence[Path], target: Path, merged:
     else:
         _copy(finished[0] / folder, destination)
         merged.copied.append(folder)
-    results = _results(destination)
-    others = [
+    results = _read_results(destination)
+    other_folders = [
         study_folder
         for study_folder in finished
         if (study_folder / folder).resolve() != destination.resolve()
     ]
-    for study_folder in others:
+    for study_folder in other_folders:
         _refuse_other_results(study_folder / folder, destination, results)
-    if len(others) > 1:
+    if len(other_folders) > 1:
         merged.repeated.append(folder)
 
 
@@ -149,29 +152,31 @@ def _copy(source: Path, destination: Path) -> None:
             raise RunFolderError(
                 f"{str(destination)!r} holds an unfinished run; end it there, or remove it"
             )
-        partial = destination.with_name(f".{destination.name}.part")
-        shutil.rmtree(partial, ignore_errors=True)
+        partial_copy = destination.with_name(f".{destination.name}.part")
+        shutil.rmtree(partial_copy, ignore_errors=True)
         try:
-            shutil.copytree(source, partial, symlinks=True)
+            shutil.copytree(source, partial_copy, symlinks=True)
         except (OSError, shutil.Error) as error:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(partial_copy, ignore_errors=True)
             raise RunFolderError(
                 f"{str(source)!r} cannot be copied to {str(destination)!r}: {error}"
             ) from None
         if destination.exists():
             shutil.rmtree(destination)
-        partial.rename(destination)
+        partial_copy.rename(destination)
 
 
-def _results(folder: Path) -> Mapping[str, object]:
+def _read_results(folder: Path) -> Mapping[str, object]:
     summary = RunFolder(folder).summary
-    return {key: summary.get(key) for key in _PROMISED}
+    return {key: summary.get(key) for key in _REPEATABLE}
 
 
-def _refuse_other_results(folder: Path, reference: Path, results: Mapping[str, object]) -> None:
-    repeated = _results(folder)
-    for key in _PROMISED:
-        if repeated[key] != results[key]:
+def _refuse_other_results(
+    folder: Path, reference: Path, reference_results: Mapping[str, object]
+) -> None:
+    own_results = _read_results(folder)
+    for key in _REPEATABLE:
+        if own_results[key] != reference_results[key]:
             raise RunFolderError(
                 f"{str(folder)!r} and {str(reference)!r} are runs of one scenario, but their "
                 f"{key} differ; 'fedsim audit' says which is damaged"

@@ -49,12 +49,12 @@ def list_files(folder: Path) -> dict[str, FileStamp]:
     """
     files = {}
     for path in sorted(folder.rglob("*")):
-        inner = path.relative_to(folder)
-        is_unfinished = any(name.endswith(WRITING) for name in inner.parts)
+        inner_path = path.relative_to(folder)
+        is_unfinished = any(name.endswith(WRITING) for name in inner_path.parts)
         if path.name == LOCK or is_unfinished or path.is_symlink() or not path.is_file():
             continue
-        facts = path.stat()
-        files[inner.as_posix()] = FileStamp(facts.st_size, facts.st_mtime_ns, facts.st_ino)
+        status = path.stat()
+        files[inner_path.as_posix()] = FileStamp(status.st_size, status.st_mtime_ns, status.st_ino)
     return files
 
 
@@ -114,10 +114,10 @@ class PartSender:
     @property
     def newest(self) -> tuple[str, ...]:
         """Times of change of the folder's checkpoints and intermediate results, to notice new ones."""
-        saves = self._stamps_of("checkpoint/*/manifest.json")
-        return (*saves, *self._stamps_of(f"{LIVE}/{SUMMARY}"))
+        checkpoint_times = self._times_of("checkpoint/*/manifest.json")
+        return (*checkpoint_times, *self._times_of(f"{LIVE}/{SUMMARY}"))
 
-    def _stamps_of(self, pattern: str) -> list[str]:
+    def _times_of(self, pattern: str) -> list[str]:
         stamps = []
         for path in sorted(self._folder.glob(pattern)):
             stamps.append(f"{path.parent.name} {path.stat().st_mtime_ns}")
@@ -169,10 +169,10 @@ class PartReceiver:
         Raises:
             SimulationError: the path leads out of the folder.
         """
-        inner = PurePosixPath(name)
-        if inner.is_absolute() or ".." in inner.parts:
+        inner_path = PurePosixPath(name)
+        if inner_path.is_absolute() or ".." in inner_path.parts:
             raise SimulationError(f"a worker has sent a file called {name!r}, outside of its run")
-        path = self._incoming / inner
+        path = self._incoming / inner_path
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(content)
@@ -188,37 +188,40 @@ class PartReceiver:
         for name in changed:
             if not name.startswith(f"{LIVE}/"):
                 sync(self._incoming / name)
-        plain = [name for name in changed if _top(name) not in (CHECKPOINT, LIVE, SUMMARY)]
-        for name in plain:
-            self._move(name)
+        # tables first: a checkpoint needs them
+        for name in changed:
+            if _first_part(name) not in (CHECKPOINT, LIVE, SUMMARY):
+                self._move_file(name)
         sync(self._folder)
-        saves = {
-            "/".join(name.split("/")[:2]): None for name in changed if _top(name) == CHECKPOINT
-        }
-        for save in saves:
+        checkpoints: dict[str, None] = {}
+        for name in changed:
+            if _first_part(name) == CHECKPOINT:
+                checkpoints["/".join(name.split("/")[:2])] = None
+        for checkpoint in checkpoints:
             # a checkpoint after as many events has the same state
-            if not (self._folder / save).exists():
-                self._move_whole(save)
-        if any(_top(name) == LIVE for name in changed):
-            self._move_whole(LIVE)
+            if not (self._folder / checkpoint).exists():
+                self._replace_folder(checkpoint)
+        if any(_first_part(name) == LIVE for name in changed):
+            self._replace_folder(LIVE)
         if SUMMARY in changed:
-            self._move(SUMMARY)
+            self._move_file(SUMMARY)
         sync(self._folder)
-        self._remove_others(set(files))
+        self._remove_unlisted(set(files))
         self.drop()
 
-    def _move(self, name: str) -> None:
+    def _move_file(self, name: str) -> None:
         target = self._folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (self._incoming / name).replace(target)
 
-    def _move_whole(self, name: str) -> None:
+    def _replace_folder(self, name: str) -> None:
         """Replace a folder of the copy, such as a checkpoint, by the received one, at once.
 
         Args:
             name: path of the folder in the run folder.
         """
         target = self._folder / name
+        # files with this suffix count as unfinished, if this process is killed before the end
         old = target.with_name(f"{target.name}.old{WRITING}")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -228,7 +231,7 @@ class PartReceiver:
         sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)
 
-    def _remove_others(self, files: set[str]) -> None:
+    def _remove_unlisted(self, files: set[str]) -> None:
         for name in list_files(self._folder):
             if name not in files:
                 (self._folder / name).unlink()
@@ -237,5 +240,5 @@ class PartReceiver:
                 Path(folder).rmdir()
 
 
-def _top(name: str) -> str:
+def _first_part(name: str) -> str:
     return name.partition("/")[0]

@@ -1,7 +1,7 @@
 """The plan of a study: the scenario of every run, in a fixed order, before anything is run."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from fedsim.running.scenario import Scenario
 from fedsim.running.shipped import find_file, is_study, shipped
 from fedsim.strategies import STRATEGIES, params_class
 
-_NEEDS = {
+_SECTION_OF_QUANTITY = {
     "energy": "energy",
     "carbon": "energy",
     "battery": "energy",
@@ -72,7 +72,7 @@ class Study:
         spec: content of the study's file.
         allow_code: whether to import code that the study names by import path.
         variants: variants at all points of the grid, point by point.
-        typed: changes of the base scenarios by ``--set``.
+        typed: changes of the base scenarios that the user has typed with ``--set``.
         runs_of: runs of a variant by the variant's folder, in the order of the seeds.
         until_sure: rule by which seeds are added; None for the same seeds of all variants.
     """
@@ -84,12 +84,12 @@ class Study:
         self.typed: Sequence[SetChange] = ()
         self.runs_of: dict[str, list[PlannedRun]] = {}
         self.until_sure: IndexedSure | None = None
-        self._first: dict[str, PlannedRun] = {}  # scenario as TOML -> the first run of it
+        self._first_run_of: dict[str, PlannedRun] = {}  # scenario as TOML -> the first run of it
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
         """All runs that are planned so far, each scenario once, in the order of planning."""
-        return tuple(self._first.values())
+        return tuple(self._first_run_of.values())
 
     def add(self, variants: Sequence[Variant], seeds: Sequence[int]) -> None:
         """Plan a run of each variant for each seed, seed by seed, and add the runs to the study.
@@ -116,9 +116,9 @@ class Study:
                 self.variants.append(variant)
                 self.runs_of[variant.folder] = []
         for seed, variant in itertools.product(seeds, variants):
-            run = planned(variant, self.spec, seed)
-            first = self._first.setdefault(run.scenario.to_toml(), run)
-            self.runs_of[variant.folder].append(first)
+            run = plan_run(variant, self.spec, seed)
+            first_run = self._first_run_of.setdefault(run.scenario.to_toml(), run)
+            self.runs_of[variant.folder].append(first_run)
 
     def notes_on_ineffective_changes(self, folders: Collection[Path]) -> list[str]:
         """Return sentences on changes by ``--set`` that do not reach all of the chosen runs.
@@ -131,29 +131,29 @@ class Study:
         Raises:
             ScenarioError: a change has no effect in any chosen run.
         """
-        selection = []
+        chosen_variants = []
         for variant in self.variants:
             if any(run.folder in folders for run in self.runs_of[variant.folder]):
-                selection.append(variant)
+                chosen_variants.append(variant)
         notes = []
         for change in self.typed:
-            missed = []
-            for variant in selection:
+            unreached = []
+            for variant in chosen_variants:
                 layers = layers_of(variant, self.spec)
                 if not change.holds_in(merge(layers)):
-                    missed.append((variant.label, layers))
-            if not missed:
+                    unreached.append((variant.label, layers))
+            if not unreached:
                 continue
-            label, layers = missed[0]
+            label, layers = unreached[0]
             reason = find_last_layer(layers, change.keys)
-            if len(missed) == len(selection):
+            if len(unreached) == len(chosen_variants):
                 raise ScenarioError(
                     f"--set {change.text!r} reaches none of the runs that are chosen: {reason}; "
                     "change it there"
                 )
             notes.append(
-                f"--set {change.text!r} does not reach {len(missed)} of {counted(len(selection), 'line')}, "
-                f"such as {label!r}: {reason}"
+                f"--set {change.text!r} does not reach {len(unreached)} of "
+                f"{counted(len(chosen_variants), 'line')}, such as {label!r}: {reason}"
             )
         return notes
 
@@ -172,19 +172,19 @@ class Study:
         Raises:
             ScenarioError: no run has a given key or value, or no run has all of them together.
         """
-        request = _read_request(texts)
+        request = _split_request(texts)
         candidates = list(self._selectable_values())  # has a run twice if two parts share it
         for key, value in request:
-            _refuse_unknown(key, value, [facts for _, facts in candidates])
-        values_of: dict[str, set[str]] = {}
+            _refuse_unknown(key, value, [values for _, values in candidates])
+        requested_values: dict[str, set[str]] = {}
         for key, value in request:
-            values_of.setdefault(key, set()).add(value)
+            requested_values.setdefault(key, set()).add(value)
         selection = []
-        for folder, facts in candidates:
-            if all(facts.get(key) in values for key, values in values_of.items()):
-                selection.append((folder, facts))
+        for folder, values in candidates:
+            if all(values.get(key) in allowed for key, allowed in requested_values.items()):
+                selection.append((folder, values))
         for key, value in request:
-            if not any(facts[key] == value for _, facts in selection):
+            if not any(values[key] == value for _, values in selection):
                 raise ScenarioError(
                     f"--only {key}={value} chooses no run that the other --only choose too; "
                     "leave one of them out"
@@ -198,15 +198,15 @@ class Study:
         """
         for variant in self.variants:
             point = {key: format_value(value) for key, value in variant.point}
-            fact = {"variant": variant.name, "seed": ""}
+            values = {"variant": variant.name, "seed": ""}
             for key in point:
-                fact[short_key(key, point)] = point[key]
-            fact.update(point)
+                values[short_key(key, point)] = point[key]
+            values.update(point)
             for run in self.runs_of[variant.folder]:
-                yield run.folder, {**fact, "seed": str(run.scenario.seed)}
+                yield run.folder, {**values, "seed": str(run.scenario.seed)}
 
 
-def _read_request(texts: Sequence[str]) -> list[tuple[str, str]]:
+def _split_request(texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return key and value of each text of ``--only``; a text without ``=`` names a variant."""
     request = []
     for text in texts:
@@ -218,17 +218,17 @@ def _read_request(texts: Sequence[str]) -> list[tuple[str, str]]:
     return request
 
 
-def _refuse_unknown(key: str, value: str, facts: Sequence[Mapping[str, str]]) -> None:
+def _refuse_unknown(key: str, value: str, values_of_runs: Sequence[Mapping[str, str]]) -> None:
     """Raise ``ScenarioError`` if no run has a value of ``--only``, or none has its key.
 
     Args:
         key: the key.
         value: the value.
-        facts: values of all runs by key.
+        values_of_runs: values of all runs by key.
     """
-    options = list(dict.fromkeys(fact[key] for fact in facts if key in fact))
+    options = list(dict.fromkeys(values[key] for values in values_of_runs if key in values))
     if not options:
-        keys = list(dict.fromkeys(itertools.chain.from_iterable(facts)))
+        keys = list(dict.fromkeys(itertools.chain.from_iterable(values_of_runs)))
         raise ScenarioError(
             f"--only names {key!r}; allowed are {', '.join(keys)}{nearest(key, keys)}"
         )
@@ -292,10 +292,10 @@ def read_study(
     with code_from_file(allow_code):
         typed = apply_changes(bases, changes, Scenario, tell)
         spec = StudySpec(**tables)
-        runs = plan(spec)
+        planned_study = plan(spec)
         _refuse_ineffective(spec, typed)
-        runs.typed = typed
-        return runs
+        planned_study.typed = typed
+        return planned_study
 
 
 def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
@@ -330,13 +330,13 @@ def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
     return bases
 
 
-def _extend(name: str, parts: Mapping[str, object], above: Sequence[str] = ()) -> Any:
+def _extend(name: str, parts: Mapping[str, object], extending_parts: Sequence[str] = ()) -> Any:
     """Return the tables of a part of a study, merged into the tables of the part that it extends.
 
     Args:
         name: name of the part.
         parts: the tables of all parts.
-        above: names of the parts that extend this one, which it must not extend in turn.
+        extending_parts: names of the parts that extend this one, which it must not extend in turn.
 
     Raises:
         ScenarioError: the part extends one that does not exist, or itself.
@@ -348,12 +348,12 @@ def _extend(name: str, parts: Mapping[str, object], above: Sequence[str] = ()) -
         part = part | {"changes": nest_dotted_keys(part["changes"])}
     if "extends" not in part:
         return part
-    allowed = [candidate for candidate in parts if candidate not in (*above, name)]
+    allowed = [candidate for candidate in parts if candidate not in (*extending_parts, name)]
     if part["extends"] not in allowed:
         hint = f"{', '.join(allowed)}{nearest(str(part['extends']), allowed)}"
         raise ScenarioError(f"parts.{name}.extends is {part['extends']!r}; allowed are {hint}")
     extension = {key: value for key, value in part.items() if key != "extends"}
-    return changed(_extend(part["extends"], parts, [*above, name]), extension)
+    return changed(_extend(part["extends"], parts, [*extending_parts, name]), extension)
 
 
 def plan(spec: StudySpec) -> Study:
@@ -367,8 +367,8 @@ def plan(spec: StudySpec) -> Study:
         lines = [ComparedLine(variant.name, (), 0, variant.point) for variant in variants]
         beside_published(lines, Published(**spec.published))
     study = Study(spec)
-    trials = [] if spec.search is None else searched(spec)
-    study.add([variant for variant in variants if variant not in trials], spec.seeds)
+    searched_variants = [] if spec.search is None else find_searched(spec)
+    study.add([variant for variant in variants if variant not in searched_variants], spec.seeds)
     return study
 
 
@@ -385,26 +385,26 @@ def expand_variants(spec: StudySpec) -> list[Variant]:
     for part_name, part in (spec.parts or {"": StudyPart()}).items():
         if part.sizes is not None and size is not None and size[0] not in part.sizes:
             continue
-        prefix = []
+        size_and_part = []
         if size:
-            prefix.append((SIZE, size[0]))
+            size_and_part.append((SIZE, size[0]))
         if part_name:
-            prefix.append((PART, part_name))
+            size_and_part.append((PART, part_name))
         grid = spec.grid | part.grid
-        extra_changes = part.variants or {}
+        changes_of_part = part.variants or {}
         names = spec.names if part.variants is None else part.variants
         for values in itertools.product(*grid.values()):
-            point = (*prefix, *zip(grid, values, strict=True))
+            point = (*size_and_part, *zip(grid, values, strict=True))
             for name in names:
                 changes = changed(
                     nest_dotted_keys(spec.variants.get(name, {})),
-                    nest_dotted_keys(extra_changes.get(name, {})),
+                    nest_dotted_keys(changes_of_part.get(name, {})),
                 )
                 variants.append(Variant(name, point, changes))
     return variants
 
 
-def searched(spec: StudySpec) -> list[Variant]:
+def find_searched(spec: StudySpec) -> list[Variant]:
     """Return the variants, at each point of the grid, for which the study's search tries values.
 
     Raises:
@@ -433,22 +433,23 @@ def _refuse_unmeasured(variant: Variant, spec: StudySpec, metric: str) -> None:
     measure = measure_of(metric, spec.target)
     assert measure is not None
     quantity = measure.quantity
-    section = _NEEDS.get(quantity)
-    scenario = planned(variant, spec, spec.seeds[0]).scenario
-    needs = ""
+    section = _SECTION_OF_QUANTITY.get(quantity)
+    scenario = plan_run(variant, spec, spec.seeds[0]).scenario
+    missing_setting = ""
     if quantity in MORE_IS_BETTER and quantity not in scenario.objective.metrics:
-        needs = f"objective.metrics = [{quantity!r}]"
+        missing_setting = f"objective.metrics = [{quantity!r}]"
     elif section is not None and getattr(scenario, section) is None:
-        needs = f"[{section}]"
+        missing_setting = f"[{section}]"
     elif measure.topic in ("accuracy", "to target") and scenario.learning == "off":
-        needs = 'learning = "on"'
-    if needs:
+        missing_setting = 'learning = "on"'
+    if missing_setting:
         raise ScenarioError(
-            f"search.metric is {metric!r}, which needs {needs}; variant {variant.label!r} has none"
+            f"search.metric is {metric!r}, which needs {missing_setting}; variant "
+            f"{variant.label!r} has none"
         )
 
 
-def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
+def plan_run(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
     """Return the run of a variant with a seed, with its scenario and folder.
 
     The scenario is the study's base, changed by the tables of the study's size, part and variant
@@ -500,13 +501,13 @@ def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
             space = spec.search.space_of(variant.name)
             variant = variant.at({key: values.extremes[0] for key, values in space.items()})
         variants.append(variant)
-    is_reached: dict[_StudySetting, bool] = {}
+    reaches_a_run: dict[_StudySetting, bool] = {}
     for variant in variants:
-        for setting, holds in _settings_of(variant, spec, changes):
-            is_reached[setting] = is_reached.get(setting, False) or holds
-    for setting, holds in is_reached.items():
-        if not holds:
-            scenario = planned(variants[-1], spec, spec.seeds[0]).scenario
+        for setting, has_effect in _settings_of(variant, spec, changes):
+            reaches_a_run[setting] = reaches_a_run.get(setting, False) or has_effect
+    for setting, has_effect in reaches_a_run.items():
+        if not has_effect:
+            scenario = plan_run(variants[-1], spec, spec.seeds[0]).scenario
             raise ScenarioError(_explain_ineffective(setting, scenario))
 
 
@@ -525,10 +526,13 @@ def _settings_of(
     tables.pop("seed", None)
     for change in changes:
         yield _StudySetting("--set", change.text), change.holds_in(tables)
-    for origin, layer in layers.items():
-        for key in _strange_keys(layer) if origin == "base" else flatten(layer):
-            holds = key.endswith("kind") or at(tables, key.split(".")) is not None
-            yield _StudySetting(origin, key), holds
+    for origin, tables_of_origin in layers.items():
+        keys: Iterable[str] = flatten(tables_of_origin)
+        if origin == "base":  # a base may have keys that variants drop on purpose
+            keys = _untaken_strategy_keys(tables_of_origin)
+        for key in keys:
+            has_effect = key.endswith("kind") or at(tables, key.split(".")) is not None
+            yield _StudySetting(origin, key), has_effect
 
 
 def _explain_ineffective(setting: _StudySetting, scenario: Scenario) -> str:
@@ -538,15 +542,15 @@ def _explain_ineffective(setting: _StudySetting, scenario: Scenario) -> str:
         setting: the setting.
         scenario: the scenario of a run, whose keys beside the setting's key are proposed.
     """
-    *above, last = setting.text.partition("=")[0].split(".")
-    siblings = at(scenario.model_dump(), above) or {}
+    *parent_keys, last_key = setting.text.partition("=")[0].split(".")
+    siblings = at(scenario.model_dump(), parent_keys) or {}
     reason = "another 'kind' drops it, or the variants say something else"
-    reason += nearest(last, siblings)
+    reason += nearest(last_key, siblings)
     hint = "; the study's 'seeds' count" if setting.text.startswith("seed") else ""
     return f"{setting.origin} says {setting.text!r}, which reaches no run: {reason}{hint}"
 
 
-def _strange_keys(base: Mapping[str, object]) -> list[str]:
+def _untaken_strategy_keys(base: Mapping[str, object]) -> list[str]:
     """Return the dotted keys in a base's section ``[strategy]`` that its kind does not take."""
     strategy = base.get("strategy")
     if not isinstance(strategy, Mapping):

@@ -32,11 +32,11 @@ from fedsim.running.signals import interrupting_signals
 
 News: TypeAlias = Mapping[str, Any]
 
-_LONGEST = 1000  # length (characters) above which the middle of a printed line is left out
+_LONGEST_LINE = 1000  # length (characters) above which the middle of a printed line is left out
 _PLAIN_EVERY_S = 10.0  # least time between two lines of progress, if the console is no terminal (s)
 # least work done from which the remaining time is estimated, as a count of runs: a tenth of one run
-_LEAST_KNOWN = 0.1
-_MOST_AT_WORK = 2  # a line of progress names so many active runs, and counts the others
+_LEAST_DONE = 0.1
+_MOST_NAMED_RUNS = 2  # a line of progress names so many active runs, and counts the others
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ class StudyProgress:
         self._shares = [0.0] * len(orders)
         self._ended = 0
         self._rounds: dict[int, int] = {}  # rounds of each active run
-        self._began = time.perf_counter()
-        self._last_line = self._began
+        self._start_time = time.perf_counter()
+        self._last_line = self._start_time
         self._print(f"{counted(len(orders), 'run')} to do, {finished} done")
         if self._console.is_terminal and orders:
             self._live = Progress(*progress_columns(), console=self._console, transient=True)
-            self._all = self._live.add_task("workers start", total=len(orders))
+            self._bar_id = self._live.add_task("workers start", total=len(orders))
             self._live.start()
 
     def started(self, order_index: int) -> None:
@@ -125,13 +125,13 @@ class StudyProgress:
             order_index: index of the run in the orders that ``begin`` received.
         """
         self._rounds[order_index] = 0
-        self._show()
+        self._show_progress()
 
     def take(self, order_index: int, news: News) -> None:
         """Show a worker's message about its run: the progress (0..1), or a note to the user.
 
         Args:
-            order_index: index of the run's order.
+            order_index: index of the run in the orders that ``begin`` received.
             news: the message.
         """
         order = self._orders[order_index]
@@ -144,13 +144,13 @@ class StudyProgress:
         self._rounds[order_index] = news["rounds"]
         if self._file is not None:
             self._file.take_share(order.label, news["share"])
-        self._show()
+        self._show_progress()
 
     def ended(self, order_index: int, run: Ended) -> None:
         """Show the outcome of a run.
 
         Args:
-            order_index: index of the run's order.
+            order_index: index of the run in the orders that ``begin`` received.
             run: the outcome.
         """
         if run.status in ("done", "failed"):
@@ -158,7 +158,9 @@ class StudyProgress:
             self._shares[order_index] = 1.0
         self._rounds.pop(order_index, None)
         self._last_line = time.perf_counter()
-        self._print(f"{self._so_far()}: {clean(run.order.label)}: {_describe_state(run)}")
+        self._print(
+            f"{self._count_and_time_left()}: {clean(run.order.label)}: {_describe_state(run)}"
+        )
         if self._file is not None:
             self._file.end(run.order.label, run.error)
 
@@ -181,41 +183,42 @@ class StudyProgress:
             self._live.stop()
             self._live = None
 
-    def _show(self) -> None:
+    def _show_progress(self) -> None:
         """Show how many runs are done, the remaining time, and the rounds of active runs.
 
         A terminal is updated at once; other output gets a line every few seconds.
         """
-        text = f"{self._so_far()}{self._active_runs()}"
+        text = f"{self._count_and_time_left()}{self._describe_active_runs()}"
         if self._live is not None:
-            self._live.update(self._all, completed=sum(self._shares), description=text)
+            self._live.update(self._bar_id, completed=sum(self._shares), description=text)
             return
         now = time.perf_counter()
         if now - self._last_line >= _PLAIN_EVERY_S:
             self._last_line = now
             self._print(text)
 
-    def _so_far(self) -> str:
-        done = sum(self._shares)
+    def _count_and_time_left(self) -> str:
+        runs_done = sum(self._shares)
         count = f"{self._ended}/{len(self._orders)}"
-        if done < _LEAST_KNOWN or done == len(self._orders):
+        if runs_done < _LEAST_DONE or runs_done == len(self._orders):
             return count
-        elapsed_s = time.perf_counter() - self._began
-        return f"{count}, about {show_seconds(elapsed_s * (len(self._orders) / done - 1))} left"
+        elapsed_s = time.perf_counter() - self._start_time
+        left_s = elapsed_s * (len(self._orders) / runs_done - 1)
+        return f"{count}, about {show_seconds(left_s)} left"
 
-    def _active_runs(self) -> str:
+    def _describe_active_runs(self) -> str:
         """Return a text on the rounds of a few active runs, and on how many more are active."""
         runs = []
-        for order_index, rounds in list(self._rounds.items())[:_MOST_AT_WORK]:
+        for order_index, rounds in list(self._rounds.items())[:_MOST_NAMED_RUNS]:
             label = clean(self._orders[order_index].label)
             runs.append(f"{label}: round {rounds}" if rounds else f"{label} begins")
-        others = len(self._rounds) - len(runs)
-        if others:
-            runs.append(f"{others} more at work")
+        unnamed_count = len(self._rounds) - len(runs)
+        if unnamed_count:
+            runs.append(f"{unnamed_count} more at work")
         return "".join(f"; {run}" for run in runs)
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(clean(text, _LONGEST)), soft_wrap=True)
+        self._console.print(Text(clean(text, _LONGEST_LINE)), soft_wrap=True)
 
 
 def _describe_state(run: Ended) -> str:
@@ -273,7 +276,7 @@ class WorkerPool:
         most_bytes: int = 1 << 30,
         gpus: Sequence[str] = (),
     ) -> None:
-        self._shares = GpuShares(gpus)
+        self._gpu_shares = GpuShares(gpus)
         self._gpu_of: dict[_Process, str | None] = {}
         self._progress = progress
         self._keep = keep
@@ -319,15 +322,16 @@ class WorkerPool:
                 worker.kill()
         self._threads.shutdown(cancel_futures=True)
         for worker in self._workers.copy():
-            self._dismiss(worker)
+            self._end_worker(worker)
 
     def _carry_out(self, order_index: int, order: RunOrder) -> Ended:
+        """Carry out a run in an idle or new worker, and return its outcome."""
         if self._interrupted:
             return Ended(order, "interrupted")
         with self._lock:
-            worker = self._idle.pop() if self._idle else self._hire()
+            worker = self._idle.pop() if self._idle else self._start_worker()
             self._progress.started(order_index)
-        news = self._watch(worker, order_index, order)
+        news = self._carry_out_with(worker, order_index, order)
         # remains so after an interrupt, even if the signal killed the worker before it could handle it
         ended = Ended(order, "interrupted")
         if news is not None:
@@ -337,12 +341,12 @@ class WorkerPool:
         with self._lock:
             self._progress.ended(order_index, ended)
         if news is None or news["peak_bytes"] > self._most_bytes:
-            self._dismiss(worker)
+            self._end_worker(worker)
         else:
             self._idle.append(worker)
         return ended
 
-    def _watch(self, worker: _Process, order_index: int, order: RunOrder) -> News | None:
+    def _carry_out_with(self, worker: _Process, order_index: int, order: RunOrder) -> News | None:
         """Send an order to a worker, and pass its messages to the display until the run ends.
 
         Args:
@@ -373,14 +377,15 @@ class WorkerPool:
                 self._progress.take(order_index, news)
         return None
 
-    def _hire(self) -> _Process:
+    def _start_worker(self) -> _Process:
+        """Start a worker process, which sees only the GPU with the fewest workers, if any."""
         pipes = {
             "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,
             "text": True,
             "encoding": "utf-8",
         }
-        gpu = self._shares.take()
+        gpu = self._gpu_shares.take()
         variables = GpuShares.variables(gpu)
         worker = start(
             "fedsim.lab.study.worker", "main", variables=variables, **pipes, pass_fds=self._keep
@@ -389,9 +394,9 @@ class WorkerPool:
         self._workers.append(worker)
         return worker
 
-    def _dismiss(self, worker: _Process) -> None:
+    def _end_worker(self, worker: _Process) -> None:
         self._workers.remove(worker)
-        self._shares.give_back(self._gpu_of.pop(worker))
+        self._gpu_shares.give_back(self._gpu_of.pop(worker))
         try:
             worker.communicate(timeout=_GRACE_S)
         except subprocess.TimeoutExpired:

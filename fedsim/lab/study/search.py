@@ -52,15 +52,15 @@ Number = int | float
 TrialResult = tuple[Mapping[str, object], int]
 """A finished trial: its values by key, and the number of better trials."""
 
-_FEW = 8  # least count of trials for importances
+_LEAST_TRIALS = 8  # least count of trials for importances
 _DIGITS = 4  # significant digits of drawn values, which are in names of folders
-_TOGETHER = 4  # count of trials that Optuna proposes at a time, to run in parallel
+_TRIALS_AT_A_TIME = 4  # count of trials that Optuna proposes at a time, to run in parallel
 _NUMBER_AND_UNIT = re.compile(
     r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*"
 )
 
 
-def _metrics() -> dict[str, Measure]:
+def _list_metrics() -> dict[str, Measure]:
     candidates = [*measures(), WITHIN]
     for name in MORE_IS_BETTER:
         candidates += [of_metric("final", name), of_metric("best", name)]
@@ -71,13 +71,13 @@ def _metrics() -> dict[str, Measure]:
     }
 
 
-METRICS: Mapping[str, Measure] = _metrics()
+METRICS: Mapping[str, Measure] = _list_metrics()
 """Measures of whole runs, by the names of search metrics."""
-_NAMES = (*GOALS, *(f"{cost}_to_accuracy" for cost in COST_GOALS), *METRICS)
+_METRIC_NAMES = (*GOALS, *(f"{cost}_to_accuracy" for cost in COST_GOALS), *METRICS)
 if TYPE_CHECKING:
     _Metric = str
 else:
-    _Metric = Literal[_NAMES]
+    _Metric = Literal[_METRIC_NAMES]
 
 
 def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
@@ -126,7 +126,7 @@ class Range(Spec):
     log: bool = False
 
     @model_validator(mode="after")
-    def _is_one(self) -> "Range":
+    def _check_ends(self) -> "Range":
         low, unit = _read_quantity(self.low)
         high, high_unit = _read_quantity(self.high)
         if unit != high_unit:
@@ -146,7 +146,7 @@ class Range(Spec):
         return self.number(self.low), self.number(self.high)
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
@@ -163,13 +163,13 @@ class Range(Spec):
         low, high = self.ends
         start = low
         end = high
-        if self.whole:
+        if self.is_whole:  # each whole number gets an interval of the same length
             start = low - 0.5
             end = high + 0.5
         number: Number = start + share * (end - start)
         if self.log:
             number = start * (end / start) ** share
-        if self.whole:
+        if self.is_whole:
             number = math.floor(number + 0.5)
         return min(max(number, low), high)
 
@@ -179,7 +179,7 @@ class Range(Spec):
         A whole number keeps all its digits; any other number is rounded to four significant digits.
         """
         low, high = self.ends
-        if not self.whole:
+        if not self.is_whole:
             number = min(max(float(f"{number:.{_DIGITS}g}"), low), high)
         if isinstance(self.low, str):
             return f"{number:.12g} {_read_quantity(self.low)[1]}"
@@ -194,7 +194,7 @@ class Range(Spec):
         from optuna.distributions import FloatDistribution, IntDistribution
 
         low, high = self.ends
-        if self.whole:
+        if self.is_whole:
             return IntDistribution(int(low), int(high), self.log)
         return FloatDistribution(low, high, self.log)
 
@@ -217,10 +217,11 @@ class OneOf(RootModel[Annotated[list[object], Field(min_length=1)]]):
         return self.root
 
     def at(self, share: float) -> int:
+        """Return the index of the value at a position from the first (0) to the last (1)."""
         return min(int(share * len(self.root)), len(self.root) - 1)
 
-    def scenario_value(self, place: Number) -> object:
-        return self.root[int(place)]
+    def scenario_value(self, index: Number) -> object:
+        return self.root[int(index)]
 
     def number(self, value: object) -> int:
         return self.root.index(value)
@@ -234,18 +235,18 @@ class OneOf(RootModel[Annotated[list[object], Field(min_length=1)]]):
 
 def _dot_keys(space: object) -> object:
     """Return a search space (candidate values by key) with dotted keys instead of nested tables."""
-    return _flatten(space, "") if isinstance(space, Mapping) else space
+    return _flatten_tables(space, "") if isinstance(space, Mapping) else space
 
 
-def _flatten(tables: Mapping[str, object], prefix: str) -> dict[str, object]:
-    flat: dict[str, object] = {}
+def _flatten_tables(tables: Mapping[str, object], prefix: str) -> dict[str, object]:
+    candidates_by_key: dict[str, object] = {}
     for key, values in tables.items():
         is_range = isinstance(values, Mapping) and {"low", "high"} & set(values)
         if isinstance(values, Mapping) and not is_range:
-            flat |= _flatten(values, f"{prefix}{key}.")
+            candidates_by_key |= _flatten_tables(values, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = values
-    return flat
+            candidates_by_key[prefix + key] = values
+    return candidates_by_key
 
 
 def _tag(values: object) -> str:
@@ -336,10 +337,10 @@ class RandomSearch(Search):
     ) -> list[dict[str, object]]:
         streams = Streams(self.seed)
         trials = []
-        for number in range(len(results), len(results) + count):
+        for trial_index in range(len(results), len(results) + count):
             values = {}
             for key, candidates in space.items():
-                share = streams.uniform(f"search/{line}/{key}", number)
+                share = streams.uniform(f"search/{line}/{key}", trial_index)
                 values[key] = candidates.scenario_value(candidates.at(share))
             trials.append(values)
         return trials
@@ -356,7 +357,7 @@ class OptunaSearch(Search):
     @property
     @override
     def batch(self) -> int:
-        return _TOGETHER
+        return _TRIALS_AT_A_TIME
 
     @override
     def ask(
@@ -366,6 +367,7 @@ class OptunaSearch(Search):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             seed = Streams(self.seed).word(f"search/{line}", len(results)) % 2**32
+            # the constant liar keeps the proposals of one call apart, which have no results yet
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         study, distributions = _to_optuna(space, results, sampler)
         trials = []
@@ -406,7 +408,7 @@ def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float
         Shares (0..1) by key, the greatest first. Empty if Optuna is not installed, or if there are
         fewer than two keys or eight trials.
     """
-    if find_spec("optuna") is None or len(space) < 2 or len(results) < _FEW:
+    if find_spec("optuna") is None or len(space) < 2 or len(results) < _LEAST_TRIALS:
         return {}
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 

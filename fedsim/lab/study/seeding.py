@@ -49,20 +49,21 @@ class Seeding:
         self._rule = rule
         spec = study.spec
         ranked = [variant for variant in study.variants if variant.name not in spec.references]
-        first = rule.first_seeds(spec.seeds)
-        study.add(ranked, first[len(spec.seeds) :])
+        first_seeds = rule.first_seeds(spec.seeds)
+        study.add(ranked, first_seeds[len(spec.seeds) :])
         study.until_sure = IndexedSure(
-            within=rule.within, error=rule.error, first=tuple(first), is_over=False
+            within=rule.within, error=rule.error, first=tuple(first_seeds), is_over=False
         )
-        self._first = first
+        self._first_seeds = first_seeds
         self._cache: dict[Path, Values] = {}
-        usual = max(SEEDS_OF_BUDGET * len(ranked), len(study.runs))
-        self.most_runs = rule.most_runs or usual
+        default_most_runs = max(SEEDS_OF_BUDGET * len(ranked), len(study.runs))
+        self.most_runs = rule.most_runs or default_most_runs
         self.worlds: list[LineDecision] = []
         if self.most_runs < len(study.runs):
             raise ScenarioError(
-                f"until_sure.most_runs is {self.most_runs}, but the first {counted(len(first), 'seed')} of "
-                f"all lines take {counted(len(study.runs), 'run')}; it must be as many or more"
+                f"until_sure.most_runs is {self.most_runs}, but the first "
+                f"{counted(len(first_seeds), 'seed')} of all lines take "
+                f"{counted(len(study.runs), 'run')}; it must be as many or more"
             )
 
     @property
@@ -77,17 +78,17 @@ class Seeding:
             path: the study's folder.
         """
         while not self.is_over and all(is_done(path / run.folder) for run in self._study.runs):
-            self._decide(path)
-            if not self._add(path):
-                self._end()
-                self._decide(path)
+            self._update_decisions(path)
+            if not self._plan_more(path):
+                self._stop()
+                self._update_decisions(path)
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         rule = self._study.until_sure
         assert rule is not None
         self._study.until_sure = rule.model_copy(update={"is_over": True})
 
-    def _decide(self, path: Path) -> None:
+    def _update_decisions(self, path: Path) -> None:
         lines = read_lines([path], index=files.index_of(self._study))
         comparison = Comparison(lines, cache=self._cache)
         self.worlds = []
@@ -95,7 +96,7 @@ class Seeding:
             if answer.rankings and answer.rankings[0].decision is not None:
                 self.worlds.append(answer.rankings[0].decision)
 
-    def _add(self, path: Path) -> bool:
+    def _plan_more(self, path: Path) -> bool:
         """Plan more runs of the variants that may still be the best, in each undecided world.
 
         A world is the devices, network and data that the compared variants share. Worlds are
@@ -111,29 +112,29 @@ class Seeding:
         left_s = math.inf
         if self._rule.most_time is not None:
             left_s = self._rule.most_time - math.fsum(wall_s.values())
-        is_added = False
+        has_planned = False
         for world in self.worlds:
             if world.outcome.is_over:
                 continue
             counts = {
                 variant_index: len(self._runs_of(variant_index)) for variant_index in world.names
             }
-            wanted = next_counts(world.outcome, counts)
+            target_counts = next_counts(world.outcome, counts)
             cost_s = {}
-            for variant_index in wanted:
+            for variant_index in target_counts:
                 cost_s[variant_index] = max(
                     wall_s[folder] for folder in self._runs_of(variant_index)
                 )
-            fitting = self._fit(wanted, counts, cost_s, left_s)
-            for variant_index, count in fitting.items():
+            new_counts = self._fit_in_budget(target_counts, counts, cost_s, left_s)
+            for variant_index, count in new_counts.items():
                 left_s -= (count - counts[variant_index]) * cost_s[variant_index]
-                self._extend(variant_index, counts[variant_index], count)
-                is_added = True
-        return is_added
+                self._plan_seeds(variant_index, counts[variant_index], count)
+                has_planned = True
+        return has_planned
 
-    def _fit(
+    def _fit_in_budget(
         self,
-        wanted: Mapping[int, int],
+        target_counts: Mapping[int, int],
         counts: Mapping[int, int],
         cost_s: Mapping[int, float],
         left_s: float,
@@ -141,51 +142,54 @@ class Seeding:
         """Return how many seeds the variants that may be the best can have within the budget.
 
         Args:
-            wanted: count of seeds that each of these variants should have, by index of the variant.
+            target_counts: count of seeds that each of these variants should have, by index of the
+                variant.
             counts: count of seeds that each variant has, by index.
-            cost_s: expected real time of a run of each variant in ``wanted`` (s).
+            cost_s: expected real time of a run of each variant in ``target_counts`` (s).
             left_s: rest of the budget of real time (s).
 
         Returns:
             The new count of each variant that gets more seeds, by index. Empty if the budget does
             not allow one more seed for each of the variants with the fewest seeds.
         """
-        room = self.most_runs - len(self._study.runs)
-        least = min(counts[variant_index] for variant_index in wanted) + 1
-        for count in range(max(wanted.values()), least - 1, -1):
-            more = {
+        runs_left = self.most_runs - len(self._study.runs)
+        least_count = min(counts[variant_index] for variant_index in target_counts) + 1
+        # the greatest count that the budget allows
+        for count in range(max(target_counts.values()), least_count - 1, -1):
+            additional = {
                 variant_index: count - counts[variant_index]
-                for variant_index in wanted
+                for variant_index in target_counts
                 if counts[variant_index] < count
             }
             expected_s = math.fsum(
-                more[variant_index] * cost_s[variant_index] for variant_index in more
+                additional[variant_index] * cost_s[variant_index] for variant_index in additional
             )
-            if sum(more.values()) <= room and expected_s <= left_s:
-                return dict.fromkeys(more, count)
+            if sum(additional.values()) <= runs_left and expected_s <= left_s:
+                return dict.fromkeys(additional, count)
         return {}
 
     def _runs_of(self, variant_index: int) -> list[Path]:
         variant = self._study.variants[variant_index]
         return [run.folder for run in self._study.runs_of[variant.folder]]
 
-    def _extend(self, variant_index: int, before: int, count: int) -> None:
-        """Plan runs of a variant until it has ``count`` seeds.
+    def _plan_seeds(self, variant_index: int, old_count: int, new_count: int) -> None:
+        """Plan runs of a variant until it has ``new_count`` seeds.
 
         Other variants whose runs are the same as this variant's get the same seeds.
 
         Args:
             variant_index: index of the variant in the study.
-            before: count of seeds that it has.
-            count: count of seeds that it gets.
+            old_count: count of seeds that it has.
+            new_count: count of seeds that it gets.
         """
         folders = self._runs_of(variant_index)
         variants = []
         for index, variant in enumerate(self._study.variants):
             if self._runs_of(index) == folders:
                 variants.append(variant)
-        seeds = [*self._first, *next_seeds(self._first, count - len(self._first))]
-        self._study.add(variants, seeds[before:count])
+        later_seeds = next_seeds(self._first_seeds, new_count - len(self._first_seeds))
+        seeds = [*self._first_seeds, *later_seeds]
+        self._study.add(variants, seeds[old_count:new_count])
 
     def lines_of_text(self) -> Iterator[str]:
         """Yield sentences on how many variants may still be the best, for the report to the user.

@@ -72,11 +72,11 @@ def predicted_work(scenario: Scenario) -> float:
     clients = getattr(params, "clients_per_round", None) or scenario.population.devices
     if isinstance(params, AsynchronousParams):
         clients = params.updates_of_round
-    epochs = _epochs(params) if scenario.learning == "on" else 0.0
+    epochs = _expected_epochs(params) if scenario.learning == "on" else 0.0
     return float(rounds * clients * (1 + epochs))
 
 
-def _epochs(params: StrategyParams) -> float:
+def _expected_epochs(params: StrategyParams) -> float:
     """Return how many local epochs one task of a client is expected to train."""
     steps = params.expected_steps
     if steps is not None:
@@ -87,8 +87,8 @@ def _epochs(params: StrategyParams) -> float:
 def work_of_share(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun]) -> float:
     """Return the fraction (0..1) of a study's predicted work that some of its runs make up."""
     work = sum(predicted_work(run.scenario) for run in runs)
-    whole = sum(predicted_work(run.scenario) for run in all_runs)
-    return work / whole if whole else 0.0
+    total_work = sum(predicted_work(run.scenario) for run in all_runs)
+    return work / total_work if total_work else 0.0
 
 
 def deal(runs: Sequence[PlannedRun], count: int) -> list[list[PlannedRun]]:
@@ -105,14 +105,14 @@ def deal(runs: Sequence[PlannedRun], count: int) -> list[list[PlannedRun]]:
         The runs of each share, in the order of the study.
     """
     works = [predicted_work(run.scenario) for run in runs]
-    order = sorted(range(len(runs)), key=lambda place: (-works[place], place))
-    loads = [0.0] * count
+    heaviest_first = sorted(range(len(runs)), key=lambda run_index: (-works[run_index], run_index))
+    work_of_shares = [0.0] * count
     shares: list[list[int]] = [[] for _ in range(count)]
-    for place in order:
-        lightest = loads.index(min(loads))
-        loads[lightest] += works[place]
-        shares[lightest].append(place)
-    return [[runs[place] for place in sorted(share)] for share in shares]
+    for run_index in heaviest_first:
+        lightest = work_of_shares.index(min(work_of_shares))
+        work_of_shares[lightest] += works[run_index]
+        shares[lightest].append(run_index)
+    return [[runs[run_index] for run_index in sorted(share)] for share in shares]
 
 
 def folders_of(shard: StudyShard, runs: Sequence[PlannedRun]) -> frozenset[Path]:

@@ -18,7 +18,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.lab.reading.study_folder import INDEX
 from fedsim.lab.study import folder as files
 from fedsim.lab.study.journal import JOURNAL, Journal
-from fedsim.lab.study.plan import Study, planned
+from fedsim.lab.study.plan import Study, plan_run
 from fedsim.lab.study.search import Search, import_optuna
 from fedsim.lab.study.shards import StudyShard
 from fedsim.lab.study.trials import Build, SearchedVariant, Trial, Trials, are_over
@@ -115,7 +115,7 @@ class SharedTrials(Trials):
 
     @override
     def read(self, path: Path) -> None:
-        self._read(Journal(path, is_maximised=self._is_maximised))
+        self._read_journal(Journal(path, is_maximised=self._is_maximised))
 
     @override
     def grow(self, path: Path, try_to_build: Build) -> None:
@@ -134,13 +134,13 @@ class SharedTrials(Trials):
             with files.locked(path, files.TURN_S):
                 journal = Journal(path, is_maximised=self._is_maximised)
                 self._write_results(journal)
-                self._read(journal)
-                self._take(path, journal)
+                self._read_journal(journal)
+                self._claim_trials(path, journal)
             if not self._batch:
                 return
             self.batches += 1
             for trial in self._batch:
-                self._try(trial, try_to_build)
+                self._check_trial(trial, try_to_build)
             if self._open:
                 return
 
@@ -153,24 +153,24 @@ class SharedTrials(Trials):
     def lines_of_text(self) -> list[str]:
         return [*super().lines_of_text(), _UNREPEATABLE]
 
-    def _read(self, journal: Journal) -> None:
+    def _read_journal(self, journal: Journal) -> None:
         """Read the trials of all processes from the journal file, and plan the runs of new ones.
 
         Results of other processes' trials are stored in their ``Trial`` objects.
         """
         for line in self.lines:
             space = self.search.space_of(line.variant.name)
-            for number, entry in enumerate(journal.entries(line, space), 1):
-                if number > len(line.trials):
-                    self._add(line, entry.values)
-                trial = line.trials[number - 1]
+            for trial_number, entry in enumerate(journal.entries(line, space), 1):
+                if trial_number > len(line.trials):
+                    self._add_trial(line, entry.values)
+                trial = line.trials[trial_number - 1]
                 if trial.state == "open" and trial not in self._batch and entry.result:
                     trial.state = entry.result["state"]
                     trial.figures = entry.result["figures"]
                     trial.nearest = entry.result["nearest"]
                     trial.error = entry.result["error"]
 
-    def _add(self, line: SearchedVariant, values: dict[str, object]) -> Trial:
+    def _add_trial(self, line: SearchedVariant, values: dict[str, object]) -> Trial:
         """Add the next trial of a variant, and plan its runs for all seeds.
 
         If its scenario is invalid, its state becomes ``refused``, and nothing is planned.
@@ -183,7 +183,7 @@ class SharedTrials(Trials):
         line.trials.append(trial)
         seeds = self.study.spec.seeds
         try:
-            planned(trial.variant, self.study.spec, seeds[0])
+            plan_run(trial.variant, self.study.spec, seeds[0])
         except ScenarioError as error:
             trial.state = "refused"
             trial.error = str(error)
@@ -205,7 +205,7 @@ class SharedTrials(Trials):
                 journal.write_result(line, trial)
         self.close()
 
-    def _take(self, path: Path, journal: Journal) -> None:
+    def _claim_trials(self, path: Path, journal: Journal) -> None:
         """Claim as many trials for this process as it has workers.
 
         Trials that were proposed before but that no process carries out come first, then new ones.
@@ -220,9 +220,9 @@ class SharedTrials(Trials):
                     self._claim(path, trial)
         for line in self.lines:
             while len(line.trials) < self.search.trials and len(self._batch) < self._workers:
-                self._ask(path, line, journal)
+                self._propose_one(path, line, journal)
 
-    def _ask(self, path: Path, line: SearchedVariant, journal: Journal) -> None:
+    def _propose_one(self, path: Path, line: SearchedVariant, journal: Journal) -> None:
         """Propose the next trial of a variant, write it into the journal file, and claim it.
 
         A trial with an invalid scenario is written as refused, and not claimed.
@@ -230,7 +230,7 @@ class SharedTrials(Trials):
         space = self.search.space_of(line.variant.name)
         # trials that are not over rank last, so that no other process tries values near them
         results = self._results(line)
-        trial = self._add(line, self.search.ask(line.variant.label, space, results, 1)[0])
+        trial = self._add_trial(line, self.search.ask(line.variant.label, space, results, 1)[0])
         journal.add(line, trial, space)
         if trial.state == "refused":
             journal.write_result(line, trial)
@@ -245,7 +245,7 @@ class SharedTrials(Trials):
             return
         self._batch.append(trial)
 
-    def _try(self, trial: Trial, try_to_build: Build) -> None:
+    def _check_trial(self, trial: Trial, try_to_build: Build) -> None:
         try:
             try_to_build(self.study.runs_of[trial.variant.folder][0])
         except ScenarioError as error:

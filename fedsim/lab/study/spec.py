@@ -47,9 +47,9 @@ else:
 _MOST_RUNS = 100_000
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
 _USUAL_ROUNDS = 100
-_NOT_ALONE = ("clients_per_round", "deadline")
-# kinds of drift that alter the samples
-_CHANGES_SAMPLES = ("label-permutation", "rotation")
+_KEYS_OF_SEVERAL_CLIENTS = ("clients_per_round", "deadline")
+# kinds of drift that alter samples, so that no pooled data set equals all devices' data
+_DRIFTS_OF_SAMPLES = ("label-permutation", "rotation")
 
 
 def local(base: Mapping[str, object]) -> Tables:
@@ -88,7 +88,7 @@ def centralised(base: Mapping[str, object]) -> Tables:
             "'centralised' has no meaning with learning = \"off\": it is there for its accuracy"
         )
     drift = _section(base, "drift").get("kind")
-    if drift in _CHANGES_SAMPLES:
+    if drift in _DRIFTS_OF_SAMPLES:
         raise ScenarioError(
             f"'centralised' has no meaning with drift.kind {drift!r}: there is no one set of "
             "data to pool"
@@ -102,7 +102,7 @@ def centralised(base: Mapping[str, object]) -> Tables:
     devices = _section(base, "population").get("devices", _USUAL_DEVICES)
     return {
         **tables,
-        "strategy": _drop_keys(tables["strategy"], *_NOT_ALONE),
+        "strategy": _drop_keys(tables["strategy"], *_KEYS_OF_SEVERAL_CLIENTS),
         "data": {**_section(base, "data"), "pooled_from": devices},
         "population": {"devices": 1},
         "stop": _drop_keys(stop, "simulated_time"),
@@ -342,28 +342,30 @@ class StudySpec(Spec):
 
     @field_validator("seeds")
     @classmethod
-    def _different_seeds(cls, seeds: list[int]) -> list[int]:
+    def _check_seeds(cls, seeds: list[int]) -> list[int]:
         if any(seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):
             raise ValueError(f"{seeds} are not different whole numbers from 0 on")
         return seeds
 
     @field_validator("variants", "parts", "sizes")
     @classmethod
-    def _check_names(cls, named: dict[str, object], info: ValidationInfo) -> dict[str, object]:
-        is_variants = info.field_name == "variants"
-        noun = "a variant's name" if is_variants else "a name"
-        most = 200 if is_variants else 60
-        for name, tables in named.items():
+    def _check_names(
+        cls, tables_by_name: dict[str, object], info: ValidationInfo
+    ) -> dict[str, object]:
+        are_variants = info.field_name == "variants"
+        noun = "a variant's name" if are_variants else "a name"
+        most = 200 if are_variants else 60
+        for name, tables in tables_by_name.items():
             if not name.strip() or len(name) > most:
                 raise ValueError(
                     f"{noun} has {len(name)} characters; allowed are 1 to {most}, not all of "
                     "them blank"
                 )
-            if is_variants and isinstance(tables, Mapping) and "seed" in tables:
+            if are_variants and isinstance(tables, Mapping) and "seed" in tables:
                 raise ValueError(
                     f"{name!r} has a seed of its own; all variants run with the study's 'seeds'"
                 )
-        return named
+        return tables_by_name
 
     @model_validator(mode="after")
     def _require_variant(self) -> Self:
@@ -411,15 +413,15 @@ class StudySpec(Spec):
 
     @model_validator(mode="after")
     def _check_sets(self) -> Self:
-        used = list(itertools.chain.from_iterable(self._grids))
+        used_keys = list(itertools.chain.from_iterable(self._grids))
         if self.search is not None:
             for name in self.variants:
-                used += self.search.space_of(name)
+                used_keys += self.search.space_of(name)
         for key in self.sets:
-            if key not in used:
+            if key not in used_keys:
                 raise ValueError(
                     f"sets has {key!r}, which no grid has: it would change "
-                    f"nothing{nearest(key, used)}"
+                    f"nothing{nearest(key, used_keys)}"
                 )
         return self
 
@@ -455,6 +457,7 @@ class StudySpec(Spec):
             self._refuse_space(name, search.space_of(name))
 
     def _refuse_space(self, name: str, space: Collection[str]) -> None:
+        """Raise ``ValueError`` if a search has no keys for a variant, or keys it cannot vary."""
         if not space:
             raise ValueError(
                 f"search.space has no keys for the variant {name!r}; it needs one, such as "

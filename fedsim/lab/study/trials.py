@@ -21,15 +21,15 @@ from fedsim.lab.compare.measures import BEST, measure
 from fedsim.lab.compare.show import to_csv
 from fedsim.lab.reading.study_folder import BEST_OF, TRIALS, is_done
 from fedsim.lab.reading.targets import Target
-from fedsim.lab.study.plan import PlannedRun, Study, planned, searched
+from fedsim.lab.study.plan import PlannedRun, Study, find_searched, plan_run
 from fedsim.lab.study.search import Search, TrialResult, importances, measure_of
 from fedsim.lab.study.spec import TRIAL
 from fedsim.lab.study.variant import Variant
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
-_ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
-_LEAST_OTHERS = 4  # least count of other trials for pruning
+_ORDER_OF_STATES = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
+_MOST_UNPRUNED = 4  # greatest count of trials that are not compared, as their median says little
 TrialState = Literal["open", "done", "pruned", "failed", "refused"]
 Build = Callable[[PlannedRun], None]
 
@@ -82,7 +82,7 @@ class Trial:
             is_maximised: whether greater values of the metric are better.
         """
         rank = self.rank_after(len(self.figures), is_maximised=is_maximised)
-        return rank._replace(state=_ENDED_WELL[self.state])
+        return rank._replace(state=_ORDER_OF_STATES[self.state])
 
     def rank_after(self, runs: int, *, is_maximised: bool) -> "TrialRank":
         """Return the key by which open trials are sorted, the best one first.
@@ -92,13 +92,13 @@ class Trial:
             is_maximised: whether greater values of the metric are better.
         """
         figures = self.figures[:runs]
-        missing = figures.count(None)
-        if missing:
+        missing_count = figures.count(None)
+        if missing_count:
             merit = sum(self.nearest[:runs])
         else:
             total = sum(figure for figure in figures if figure is not None)
             merit = total if is_maximised else -total
-        return TrialRank(0, -len(figures), missing, -merit)
+        return TrialRank(0, -len(figures), missing_count, -merit)
 
 
 class TrialRank(NamedTuple):
@@ -157,10 +157,10 @@ class Trials:
         assert metric is not None
         self._metric = metric
         self._is_maximised = metric.best == "most"
-        self.lines = [SearchedVariant(variant) for variant in searched(spec)]
-        # groups of seeds, after each of which bad trials are pruned, and index of the present group
-        self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
-        self._rung = 0
+        self.lines = [SearchedVariant(variant) for variant in find_searched(spec)]
+        # the seeds run in groups, after each of which bad trials are pruned
+        self._seed_groups = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
+        self._group_index = 0
         self._batch: list[Trial] = []
         self.batches = 0
 
@@ -205,7 +205,7 @@ class Trials:
     def grow(self, path: Path, try_to_build: Build) -> None:
         """Read the results of finished runs, and plan the trials that follow from them.
 
-        Nothing is planned while runs of open trials are missing.
+        Nothing is planned before the planned runs of all present trials are over.
 
         Args:
             path: the study's folder.
@@ -213,7 +213,7 @@ class Trials:
                 is refused.
 
         Raises:
-            ScenarioError: all trials of a variant are refused.
+            ScenarioError: all trials of a variant are refused, as their scenarios are invalid.
         """
         while not self.is_over:
             runs = self._find_unread_runs(path)
@@ -221,17 +221,17 @@ class Trials:
                 return
             self._store_results(runs)
             if not self._batch:
-                self._propose()
-                self._plan(path, try_to_build)
-            elif self._rung + 1 < len(self._rungs):
-                self._rung += 1
-                self._prune()
-                self._plan(path, try_to_build)
+                self._propose_trials()
+                self._plan_runs(path, try_to_build)
+            elif self._group_index + 1 < len(self._seed_groups):
+                self._group_index += 1
+                self._prune_trials()
+                self._plan_runs(path, try_to_build)
             else:
                 for trial in self._open:
                     trial.state = "done"
                 self._batch = []
-                self._rung = 0
+                self._group_index = 0
 
     @property
     def _open(self) -> list[Trial]:
@@ -250,7 +250,7 @@ class Trials:
         spec = self.study.spec
         targets = [*map(Target.read, spec.target)]
         for trial, folder in runs:
-            if gave_up(folder):
+            if has_failed(folder):
                 trial.state = "failed"
             elif trial.state == "open":
                 values = measure(RunFolder(folder), targets, budget=spec.budget.limits)
@@ -259,17 +259,17 @@ class Trials:
 
     def _results(self, line: SearchedVariant) -> list[TrialResult]:
         """Return each trial's values, and the number of better trials, which the search minimises."""
-        ranks = [*map(self._rank, line.trials)]
+        ranks = [*map(self._final_rank, line.trials)]
         results = []
         for trial, rank in zip(line.trials, ranks, strict=True):
             better_count = sum(candidate < rank for candidate in ranks)
             results.append((trial.values, better_count))
         return results
 
-    def _rank(self, trial: Trial) -> TrialRank:
+    def _final_rank(self, trial: Trial) -> TrialRank:
         return trial.final_rank(is_maximised=self._is_maximised)
 
-    def _propose(self) -> None:
+    def _propose_trials(self) -> None:
         for line in self.lines:
             results = self._results(line)
             space = self.search.space_of(line.variant.name)
@@ -279,7 +279,7 @@ class Trials:
                 line.trials.append(Trial.of(line.variant, number, values))
             self._batch += line.trials[len(results) :]
 
-    def _plan(self, path: Path, try_to_build: Build) -> None:
+    def _plan_runs(self, path: Path, try_to_build: Build) -> None:
         """Plan runs of open trials for the next seeds, and refuse trials with invalid scenarios.
 
         The seeds of a search are run in groups, after each of which bad trials are pruned.
@@ -292,15 +292,16 @@ class Trials:
             ScenarioError: all trials of a variant are refused.
         """
         self.batches += 1
+        seeds = self._seed_groups[self._group_index]
         for trial in self._open:
             try:
-                run = planned(trial.variant, self.study.spec, self._rungs[self._rung][0])
-                if self._rung == 0 and not is_done(path / run.folder):
+                run = plan_run(trial.variant, self.study.spec, seeds[0])
+                if self._group_index == 0 and not is_done(path / run.folder):
                     try_to_build(run)
             except ScenarioError as error:
                 trial.state = "refused"
                 trial.error = str(error)
-        self.study.add([trial.variant for trial in self._open], self._rungs[self._rung])
+        self.study.add([trial.variant for trial in self._open], seeds)
         for line in self.lines:
             if [trial.state for trial in line.trials] == ["refused"] * self.search.trials:
                 raise ScenarioError(
@@ -322,24 +323,25 @@ class Trials:
                 variant = Trial.of(line.variant, number, values).variant
                 with suppress(ScenarioError):  # a point that makes no scenario is not run
                     for seed in self.study.spec.seeds:
-                        runs.append(planned(variant, self.study.spec, seed))
+                        runs.append(plan_run(variant, self.study.spec, seed))
         return runs
 
-    def _prune(self) -> None:
+    def _prune_trials(self) -> None:
         """Prune open trials that are worse than the median trial of their variant.
 
         Trials are compared by the seeds that were run so far, and only if there are more than four.
         """
+        seed_count = self._group_index  # groups have one seed each if trials are pruned
         for line in self.lines:
-            peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
-            ranks = [
-                trial.rank_after(self._rung, is_maximised=self._is_maximised) for trial in peers
-            ]
-            if len(ranks) <= _LEAST_OTHERS:
+            peers = [trial for trial in line.trials if len(trial.figures) >= seed_count]
+            ranks = []
+            for trial in peers:
+                ranks.append(trial.rank_after(seed_count, is_maximised=self._is_maximised))
+            if len(ranks) <= _MOST_UNPRUNED:
                 continue
-            median = sorted(ranks)[(len(ranks) - 1) // 2]
+            median_rank = sorted(ranks)[(len(ranks) - 1) // 2]  # the lower median
             for trial, rank in zip(peers, ranks, strict=True):
-                if trial.state == "open" and rank > median:
+                if trial.state == "open" and rank > median_rank:
                     trial.state = "pruned"
 
     def best(self, line: SearchedVariant) -> Trial | None:
@@ -351,7 +353,7 @@ class Trials:
         for trial in line.trials:
             if trial.state == "done" and trial.value is not None:
                 finished.append(trial)
-        return min(finished, key=self._rank, default=None)
+        return min(finished, key=self._final_rank, default=None)
 
     def write(self, path: Path) -> None:
         """Write ``trials.csv`` and, for each searched variant, the best trial's scenario.
@@ -382,7 +384,7 @@ class Trials:
         """
         rows: list[dict[str, Cell]] = []
         for line in self.lines:
-            rows += [*self._rows(line)][:most]
+            rows += [*self._table_rows(line)][:most]
         heads: dict[str, None] = {}
         for row in rows:
             heads.update(dict.fromkeys(row))
@@ -391,17 +393,18 @@ class Trials:
             heads["error"] = None
         return ComparedTable.of([*heads], rows)
 
-    def _rows(self, line: SearchedVariant) -> Iterator[dict[str, Cell]]:
-        for trial in sorted(line.trials, key=lambda trial: (self._rank(trial), trial.number)):
+    def _table_rows(self, line: SearchedVariant) -> Iterator[dict[str, Cell]]:
+        """Yield a row of the table for each trial of a variant, the best trial first."""
+        for trial in sorted(line.trials, key=lambda trial: (self._final_rank(trial), trial.number)):
             row: dict[str, Cell] = {"variant": line.variant.name}
             for key, value in line.variant.point:
-                row[key] = _cell(value)
+                row[key] = _as_cell(value)
             row[TRIAL] = trial.number
             row["state"] = trial.state
             row[self.search.metric] = trial.value
             row["runs"] = len(trial.figures)
             for key, value in trial.values.items():
-                row[key] = _cell(value)
+                row[key] = _as_cell(value)
             row["error"] = trial.error or None
             yield row
 
@@ -411,19 +414,20 @@ class Trials:
         If several variants have a best trial, a line on the best of these comes first.
         """
         texts = list(map(self._describe_best, self.lines))
-        ranked = []
+        ranked_variants = []
         for line in self.lines:
             best = self.best(line)
             if best is not None:
-                ranked.append((self._rank(best), line))
-        if len(ranked) < 2:
+                ranked_variants.append((self._final_rank(best), line))
+        if len(ranked_variants) < 2:
             return texts
-        _, first = min(ranked, key=lambda pair: pair[0])
+        _, best_variant = min(ranked_variants, key=lambda pair: pair[0])
         target = self._metric.target
         reaches = "" if target is None else f" that reaches {target:g}"
-        return [f"the best of all{reaches}: {self._describe_best(first)}", *texts]
+        return [f"the best of all{reaches}: {self._describe_best(best_variant)}", *texts]
 
     def _describe_best(self, line: SearchedVariant) -> str:
+        """Return a sentence on a variant's best trial, its values, and their importance."""
         states = [trial.state for trial in line.trials]
         counts = counted(len(states), "trial")
         for state in ("pruned", "failed", "refused"):
@@ -439,12 +443,15 @@ class Trials:
         show = formats.get(self._metric.unit, "{:.4g}".format)
         text = f"{line.variant.label}: best is trial {best.number}, {self.search.metric} "
         text += f"{show(best.value)}: {', '.join(values)} ({counts})"
-        shares = importances(self.search.space_of(line.variant.name), self._results(line))
-        if shares:
-            explained = ", ".join(
-                f"{short_key(key, shares)} {show_share(share)}" for key, share in shares.items()
-            )
-            text += f"; of how its trials rank each key explains: {explained} (Optuna's fANOVA)"
+        importance_of_key = importances(
+            self.search.space_of(line.variant.name), self._results(line)
+        )
+        if importance_of_key:
+            explained = []
+            for key, share in importance_of_key.items():
+                explained.append(f"{short_key(key, importance_of_key)} {show_share(share)}")
+            text += "; of how its trials rank each key explains: "
+            text += f"{', '.join(explained)} (Optuna's fANOVA)"
         return text
 
 
@@ -454,15 +461,15 @@ def are_over(runs: Iterable[TrialRun]) -> bool:
     Args:
         runs: trial and folder of each run.
     """
-    return all(is_done(folder) or gave_up(folder) for _, folder in runs)
+    return all(is_done(folder) or has_failed(folder) for _, folder in runs)
 
 
-def gave_up(folder: Path) -> bool:
+def has_failed(folder: Path) -> bool:
     """Whether the run in a folder has failed; it is not repeated."""
     return bool(files.summarised_status(folder) == "failed")
 
 
-def _cell(value: object) -> Cell:
+def _as_cell(value: object) -> Cell:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     return format_value(value)

@@ -16,13 +16,13 @@ def _read_share(value: object) -> object:
     """Convert a percentage such as ``5 %`` to a share; other values are unchanged."""
     if not isinstance(value, str):
         return value
-    number = value.strip()
-    percent = number.endswith("%")
+    text = value.strip()
+    is_percentage = text.endswith("%")
     try:
-        share = float(number.removesuffix("%"))
+        share = float(text.removesuffix("%"))
     except ValueError:
         raise ValueError(f"{value!r} is no share; allowed are such as '5 %' and 0.05") from None
-    return share / 100 if percent else share
+    return share / 100 if is_percentage else share
 
 
 ShareOrPercent = Annotated[

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
-from fedsim.common.errors import show_value as overridden
+from fedsim.common.errors import show_value
 from fedsim.lab.compare.lines import format_value, short_key
 from fedsim.lab.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.running.overrides import Tables, at, changed, nest_dotted_keys
@@ -110,7 +110,7 @@ def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
         for depth in range(len(keys), 0, -1):
             value = at(tables, keys[:depth])
             if value is not None:
-                return f"{origin} says {'.'.join(keys[:depth])} = {overridden(value)}"
+                return f"{origin} says {'.'.join(keys[:depth])} = {show_value(value)}"
     return "nothing of it is left"
 
 
@@ -119,11 +119,11 @@ def safe_name(name: str) -> str:
 
     A changed name ends in a part of its SHA-256.
     """
-    plain = name.replace(", ", ",")
-    safe = re.sub(r"[^A-Za-z0-9_.=,+-]", "_", plain)
-    is_short = len(safe) <= _LONGEST_NAME
-    if safe == plain and is_short and safe[:1].isalnum() and not safe.endswith("."):
-        return safe
+    compact_name = name.replace(", ", ",")
+    safe_text = re.sub(r"[^A-Za-z0-9_.=,+-]", "_", compact_name)
+    is_unchanged = safe_text == compact_name and len(safe_text) <= _LONGEST_NAME
+    if is_unchanged and safe_text[:1].isalnum() and not safe_text.endswith("."):
+        return safe_text
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
-    start = safe[:_LONGEST_NAME].lstrip("-_.=,+")
+    start = safe_text[:_LONGEST_NAME].lstrip("-_.=,+")
     return f"{start or 'variant'}-{digest}"

@@ -35,7 +35,7 @@ from fedsim.running.scenario import Scenario
 from fedsim.running.signals import interrupting_signals
 
 _NEWS_EVERY_S = 0.25
-_LOOK_EVERY_S = 0.5  # time (s) between two checks whether another process has ended a run
+_RETRY_EVERY_S = 0.5  # time (s) between two checks whether another process has ended a run
 # time (s) after the parent's death at which an uninterruptible run is killed
 _ORPHAN_LIVES_S = 10.0
 
@@ -55,17 +55,20 @@ class SentOrder(TypedDict):
 
 
 class Worker:
-    """Carries out runs of a study, one at a time, in a worker process, and reports to the parent.
+    """Carries out runs of a study, one at a time, in a worker process, and reports to its parent.
 
     Args:
-        say: sends a message to the parent; its keyword arguments are the entries of the message.
-        look: called between two records of a run, after each checkpoint and with each message about
-            the progress, such as to send the files that have changed.
+        send_news: sends a message to the parent; its keyword arguments are the entries of the
+            message.
+        on_progress: called between two records of a run, after each checkpoint and with each
+            message about the progress, such as to send the files that have changed.
     """
 
-    def __init__(self, say: Callable[..., None], look: Callable[[], None] = lambda: None) -> None:
-        self._say = say
-        self._look = look
+    def __init__(
+        self, send_news: Callable[..., None], on_progress: Callable[[], None] = lambda: None
+    ) -> None:
+        self._send_news = send_news
+        self._on_progress = on_progress
         self._job: Job | None = None
         self._stopping = False
 
@@ -82,15 +85,15 @@ class Worker:
         """
         folder = Path(order["folder"])
         try:
-            ending = self._carry_out_alone(order["scenario"], folder, waits=order["waits"])
+            outcome = self._carry_out_alone(order["scenario"], folder, waits=order["waits"])
         except Exception as error:
-            ending = {"status": "failed", "error": failure(error, folder)}
+            outcome = {"status": "failed", "error": describe_failure(error, folder)}
         self._job = None
         gc.collect()  # objects of a run refer to each other in cycles
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if sys.platform != "darwin":
-            peak *= 1024  # Linux counts kibibytes
-        self._say(event="ended", run=ending, peak_bytes=peak)
+            peak_bytes *= 1024  # Linux counts kibibytes
+        self._send_news(event="ended", run=outcome, peak_bytes=peak_bytes)
 
     def _carry_out_alone(self, text: str, folder: Path, *, waits: bool) -> RecordData:
         """Claim a run against other processes and carry it out; return its outcome.
@@ -113,10 +116,11 @@ class Worker:
             except FolderInUseError:
                 if not waits:
                     return {"status": "elsewhere"}
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_RETRY_EVERY_S)
         return describe_outcome(summary=None)  # interrupted
 
     def _run(self, text: str, folder: Path, state: str) -> RecordData | None:
+        """Run or resume a scenario, and return its summary; None if interrupted before."""
         if self._stopping:
             return None
         # without ``code_from_file``: the parent has checked already that the user allows the code that
@@ -127,7 +131,7 @@ class Worker:
         rounds = 0
         last_news = time.perf_counter()
 
-        def take(record: Record) -> None:
+        def report_progress(record: Record) -> None:
             nonlocal rounds, last_news
             if record.kind == "round":
                 rounds = record.fields["round"] + 1
@@ -135,23 +139,24 @@ class Worker:
             if now - last_news >= _NEWS_EVERY_S:
                 last_news = now
                 share = share_done(stop, rounds, record.time)
-                self._say(event="progress", share=share, rounds=rounds)
-                self._look()
+                self._send_news(event="progress", share=share, rounds=rounds)
+                self._on_progress()
 
         if job.checkpointer is not None:
-            job.checkpointer.on_saved = lambda *_: self._look()
-        job.simulation.listen(take, kinds=("round", "task-end"))
+            job.checkpointer.on_saved = lambda *_: self._on_progress()
+        job.simulation.listen(report_progress, kinds=("round", "task-end"))
         self._job = job
         if self._stopping:  # interrupted while the run was being built
             job.interrupt()
         return asyncio.run(job.execute()).summary
 
     def _prepare(self, scenario: Scenario, folder: Path, state: str) -> Job:
+        """Build the job of a run: resumed from its checkpoint if there is a usable one, or new."""
         if state == "resume":
             try:
                 return Job(scenario, folder, Inline(), resume=True)
             except CheckpointError as error:
-                self._say(event="note", text=f"begins anew: {error}")
+                self._send_news(event="note", text=f"begins anew: {error}")
                 state = "anew"
         if state == "anew":
             with locked(folder):
@@ -159,7 +164,7 @@ class Worker:
         return Job(scenario, folder, Inline())
 
 
-def failure(error: Exception, folder: Path | None = None) -> str:
+def describe_failure(error: Exception, folder: Path | None = None) -> str:
     """Return the message about an error of a run for the study's report.
 
     Args:
@@ -186,17 +191,17 @@ def describe_outcome(summary: RecordData | None) -> RecordData:
 
 def main() -> None:
     """Entry point of the worker process: carry out orders from standard input until it ends."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of a user's strategy must not mix with messages
     # broken pipe: the parent has ended, so standard input ends too
-    with suppress(BrokenPipeError), out:
+    with suppress(BrokenPipeError), messages:
 
-        def say(**news: object) -> None:
+        def send_news(**news: object) -> None:
             with suppress(BrokenPipeError):
-                out.write(json.dumps(news) + "\n")
-                out.flush()
+                messages.write(json.dumps(news) + "\n")
+                messages.flush()
 
-        worker = Worker(say)
+        worker = Worker(send_news)
         # the parent passes these signals on
         for number in (*interrupting_signals(), signal.SIGHUP):
             signal.signal(number, worker.stop)

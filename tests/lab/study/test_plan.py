@@ -18,7 +18,7 @@ from fedsim.common.streams import Streams
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.table import Comparison
 from fedsim.lab.study.folder import index_of
-from fedsim.lab.study.plan import Study, read_study, searched
+from fedsim.lab.study.plan import Study, find_searched, read_study
 from fedsim.lab.study.search import measure_of
 from fedsim.lab.study.spec import StudySpec
 from fedsim.lab.study.variant import Variant, safe_name
@@ -507,7 +507,7 @@ def test_a_metric_that_is_not_there_is_refused(
     change: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(fedsim.ScenarioError, match=says):
-        searched(read_study(write(tmp_path / "study.toml", STUDY | change)).spec)
+        find_searched(read_study(write(tmp_path / "study.toml", STUDY | change)).spec)
 
 
 def test_a_search_has_the_target_of_a_metric() -> None:

@@ -436,7 +436,7 @@ def test_each_worker_sees_one_of_the_gpus() -> None:
         closing(pool.WorkerPool(3, progress, gpus=["GPU-a", "1"])) as workers,
     ):
         for _ in range(3):
-            worker = workers._hire()
+            worker = workers._start_worker()
             variables = environment_of(worker.pid)
             seen += [text for text in variables if text.startswith(b"CUDA_VISIBLE_DEVICES=")]
     names = [text.partition(b"=")[2].decode() for text in seen]
