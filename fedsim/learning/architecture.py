@@ -28,7 +28,9 @@ Patterns = Annotated[list[str], Field(min_length=1)] | str
 """One pattern or several for names of tensors or layers, in which * matches any text."""
 
 
-def matching(names: Sequence[str], patterns: Patterns, key: str, noun: str = "tensor") -> set[str]:
+def matching_names(
+    names: Sequence[str], patterns: Patterns, key: str, noun: str = "tensor"
+) -> set[str]:
     """Return the names of tensors or layers that match patterns such as ``blocks.*`` (``fnmatch``).
 
     Args:
@@ -380,4 +382,4 @@ def matching_tensors(tensors: Sequence[Tensor], patterns: Patterns, key: str) ->
     names = {tensor.name: tensor.name for tensor in tensors}
     for tensor in tensors:
         names[f"{tensor.layer}:{tensor.name}"] = tensor.name
-    return {names[match] for match in matching(list(names), patterns, key)}
+    return {names[match] for match in matching_names(list(names), patterns, key)}

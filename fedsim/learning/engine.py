@@ -382,7 +382,8 @@ class Learning(Learner):
         devices = [device for _, device in models]
         shards = [self._tests.shard(device) for device in devices]
         sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
-        # most samples first, as samples are padded to the most in a request; none without samples
+        # models by count of samples, as solvers pad samples to the largest count in a request;
+        # without models that have no samples
         order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
         chunk_size = self._computing.models_at_once(_TESTED_AT_ONCE)
 

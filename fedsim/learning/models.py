@@ -167,7 +167,7 @@ class PartedModel(Model):
     send: Patterns | None = None
 
     @model_validator(mode="after")
-    def _parts(self) -> Self:
+    def _refuse_keep_with_send(self) -> Self:
         if self.keep is not None and self.send is not None:
             raise ValueError(
                 "'keep' and 'send' both say which tensors leave a device; give one of them"
@@ -471,7 +471,7 @@ class ModuleModel(TorchModel):
 
     @field_validator("factory")
     @classmethod
-    def _allowed(cls, factory: str) -> str:
+    def _check_factory(cls, factory: str) -> str:
         refuse_unless_allowed(factory, "model.factory")
         return factory
 

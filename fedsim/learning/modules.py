@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedsim.common.errors import FedsimError, ScenarioError, home_of, place_of
 from fedsim.common.imports import import_class
-from fedsim.learning.architecture import STATISTICS, LoRA, Patterns, Shape, matching
+from fedsim.learning.architecture import STATISTICS, LoRA, Patterns, Shape, matching_names
 from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.draws import generators_kept
 
@@ -483,7 +483,7 @@ def _adapt(module: nn.Module, lora: LoRA) -> nn.Module:
             "model.lora is given, and the model has no torch.nn.Linear for an adapter, only "
             f"{kinds}"
         )
-    adapted = matching(list(layers), lora.where, "model.lora.where", "layer")
+    adapted = matching_names(list(layers), lora.where, "model.lora.where", "layer")
     for name, layer in layers.items():
         if name not in adapted:
             continue
@@ -513,7 +513,7 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
     Raises:
         ScenarioError: a pattern matches no tensor, or no tensor is left to be trained.
     """
-    trained = matching(list(trained_tensors(module)), patterns, "model.train", "tensor")
+    trained = matching_names(list(trained_tensors(module)), patterns, "model.train", "tensor")
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trained)
     for name, part in module.named_modules():

@@ -172,7 +172,7 @@ class Objective(Spec):
 
     @field_validator("loss")
     @classmethod
-    def _may_be_imported(cls, loss: str | None) -> str | None:
+    def _check_loss(cls, loss: str | None) -> str | None:
         if loss is not None:
             refuse_unless_allowed(loss, "objective.loss")
         return loss

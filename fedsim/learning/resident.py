@@ -15,7 +15,7 @@ from fedsim.learning.host_copies import to_device
 
 _MEMORY_SHARE = 0.25  # share of a GPU's free memory, at the first training, for samples
 _ContentKey = tuple[object, ...]
-_Tensors = tuple[Tensor, ...]
+_ResidentTensors = tuple[Tensor, ...]
 
 
 def share_of_memory(device: torch.device, share: float) -> float:
@@ -65,7 +65,7 @@ class ResidentSamples:
         self._given_memory_bytes = memory_bytes  # for copies in other processes
         self._memory_bytes = memory_bytes
         self._lock = Lock()
-        self._tensors: OrderedDict[_ContentKey, _Tensors] = OrderedDict()
+        self._tensors: OrderedDict[_ContentKey, _ResidentTensors] = OrderedDict()
         self._used_bytes = 0
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -146,7 +146,7 @@ class ResidentSamples:
         labels = None if shard.label_map is None else shard.label_map.tobytes()
         transform = (shard.quarter_turns, shard.augment_seed, labels, shard.flips)
 
-        def send() -> _Tensors:
+        def send() -> _ResidentTensors:
             if part == "train":
                 x = self.data.raw_train(shard)
                 y = self.data.train_targets(shard)
@@ -158,7 +158,9 @@ class ResidentSamples:
         raw, targets = self._get_or_send((part, index.tobytes(), *transform), send)
         return raw, targets
 
-    def _get_or_send(self, key: _ContentKey, send: Callable[[], _Tensors]) -> _Tensors:
+    def _get_or_send(
+        self, key: _ContentKey, send: Callable[[], _ResidentTensors]
+    ) -> _ResidentTensors:
         """Return tensors that lie on the torch device, and copy them there if they do not.
 
         If memory is short, the tensors that were used longest ago are freed.
@@ -194,5 +196,5 @@ class ResidentSamples:
         return raw.to(torch.float32, copy=True).mul_(scale).sub_(mean).div_(std)
 
 
-def _size(tensors: _Tensors) -> int:
+def _size(tensors: _ResidentTensors) -> int:
     return sum(tensor.nbytes for tensor in tensors)

@@ -101,7 +101,7 @@ class Trainer(Spec):
 
     @field_validator("device")
     @classmethod
-    def _known_device(cls, device: str) -> str:
+    def _check_device(cls, device: str) -> str:
         if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", device):
             raise ValueError(f"'device' is {device!r}; allowed are cpu, cuda and cuda:N")
         return device
@@ -249,7 +249,8 @@ class Trainer(Spec):
 
 
 def _unpickle(cls: type[Trainer], values: dict[str, Any]) -> Trainer:
-    guard(cls, TRAINERS.key)  # a worker process imports the author's module anew
+    # checks of the hooks' results, which a class that a worker process has imported lacks
+    guard(cls, TRAINERS.key)
     if cls.model_fields["kind"].default != values["kind"]:
         cls = with_any_kind(cls)
     return cls.model_validate(values)
@@ -299,7 +300,7 @@ class TrainingSpec(Trainer):
     applies_terms: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _clips_on_a_cpu(self) -> Self:
+    def _refuse_clip_on_gpus(self) -> Self:
         if self.clip is not None and self.device != "cpu":
             raise ValueError(
                 f"'clip' is {self.clip:g} and 'device' {self.device!r}; gradients are clipped "

@@ -121,8 +121,7 @@ class ModelNode(Ref):
     Attributes:
         reference: weak reference to the model, which gets the result; None for no model.
         uses_left: count of later steps of the computation that need the node's weights.
-        recipes_left: count of occurrences of the node in recipes of other nodes, which may be
-            carried out again.
+        recipes_left: count of occurrences in recipes of other nodes that may be carried out again.
         stays: whether the weights must stay in memory after the computation.
         spare_recipe: recipe of a computed node; ``recipe`` gets it back when the weights are freed,
             so that the node can be computed again.
@@ -135,8 +134,9 @@ class ModelNode(Ref):
     spare_recipe: Recipe | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.name, self.serial, None, self.device, self.held, self.finite, None, None)
-        return Ref, (*fields, None, self.state)
+        # a plain ref, without recipe, loss and choice, which the workers do not need
+        fields = (self.name, self.serial, None, self.device, self.held, self.finite)
+        return Ref, (*fields, None, None, None, self.state)
 
     @property
     def original(self) -> Ref | None:
@@ -175,7 +175,7 @@ def build_graph(
             computed[ref] = original
             continue
         nodes[ref] = ModelNode(
-            ref.name, ref.serial, None, ref.device, loss=ref.loss, state=ref.state
+            ref.name, ref.serial, recipe=None, device=ref.device, loss=ref.loss, state=ref.state
         )
         recipes[ref] = recipe
         stack += parents(recipe)
@@ -342,8 +342,7 @@ class _Sum:
     Attributes:
         total: the sum so far; None before the first part, and if the sum must be repeated.
         finite: for each part so far, whether its weights are finite.
-        must_repeat: whether the sum must be computed again, because a part was not finite and the
-            coefficients of all other parts are thus rescaled.
+        must_repeat: whether the sum must be computed again, with rescaled coefficients.
         states: the trainer's state of each part so far; empty if the mix has no state.
     """
 

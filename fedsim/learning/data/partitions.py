@@ -266,7 +266,7 @@ def _apportion(counts: Ints, available: Ints) -> Ints:
         ``available``, or to 0 if its class has no training samples.
     """
     shares = np.zeros_like(counts)
-    owed = np.zeros(len(counts))  # samples that each device lost so far by rounding down
+    owed = np.zeros(len(counts))  # samples that each device has lost by rounding down
     for label in np.flatnonzero(counts.sum(axis=0)):
         label_counts = counts[:, label]
         expected = available[label] * label_counts / label_counts.sum()

@@ -37,12 +37,14 @@ class Occasions(Spec):
     every: PositiveSeconds | None = None
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
+    def _require_one_key(self) -> Self:
         keys = [key for key in type(self).model_fields if getattr(self, key) is not None]
         if len(keys) != 1:
-            state = f"{' and '.join(keys)} are" if keys else "none of them is"
+            given = "none of them is"
+            if keys:
+                given = f"{' and '.join(keys)} are"
             raise ValueError(
-                f"one of 'rounds', 'every_rounds', 'times' and 'every' says when; {state} given"
+                f"one of 'rounds', 'every_rounds', 'times' and 'every' says when; {given} given"
             )
         values = getattr(self, keys[0])
         if isinstance(values, list):

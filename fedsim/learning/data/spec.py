@@ -79,7 +79,7 @@ class DataSpec(Spec):
         return {"normalize": partition.usual_normalize, "augmentation": augmentation, **data}
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "DataSpec":
+    def _check_source_and_partition(self) -> "DataSpec":
         is_drawn = isinstance(self.source, Synthetic)
         if is_drawn != isinstance(self.partition, SyntheticSizes):
             kinds = (

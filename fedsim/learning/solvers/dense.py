@@ -464,7 +464,7 @@ class Dense(Solver):
         # one step of the first layer, which has no backward pass
         by_kernel = inputs * outputs * (2 * width + _LOOP_UPDATE_COST)
         by_coefficients = samples * outputs * (width + _LOOP_UPDATE_COST)
-        # before the first step in sample space: X X^T, and the products of W_0 and C with X
+        # before and after the steps in sample space: X X^T, W_0 X^T, and A^T X
         gram = _GRAM_COST + samples * inputs * (samples + 2 * outputs) / _PRODUCT_SPEED
         # one step of all layers by torch
         product = _PRODUCT_STEP_COST + self._parameters * (

@@ -182,6 +182,7 @@ class Watch:
             self._threads.copy = copied_module
         copied_module.uses += 1
         uses = copied_module.uses
+        # checks are slow, and so become rarer with the count of uses
         is_due = _is_power_of_two(uses)
         if trains:
             is_due |= uses < _CHECK_INTERVAL or uses % _CHECK_INTERVAL == 0

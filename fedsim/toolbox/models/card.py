@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.model_cost import ModelCost, operation
-from fedsim.learning.architecture import Shape, Tensor, matching
+from fedsim.learning.architecture import Shape, Tensor, matching_names
 from fedsim.learning.models import PartedModel
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ModelCard(PartedModel):
         for number in range(self.layers):
             for name, sizes in self.dense.items():
                 layers[f"layers.{number}.{name}"] = sizes
-        adapted = matching(list(layers), self.lora.where, "model.lora.where", "layer")
+        adapted = matching_names(list(layers), self.lora.where, "model.lora.where", "layer")
         tensors = []
         for name, (inputs, outputs) in layers.items():
             if name in adapted:
@@ -100,7 +100,7 @@ class ModelCard(PartedModel):
             return [Tensor("model", self.params, "Transformer", (self.params,))]
         tensors = self._adapter_tensors()
         patterns = "*" if self.train is None else self.train
-        trained = matching([tensor.name for tensor in tensors], patterns, "model.train")
+        trained = matching_names([tensor.name for tensor in tensors], patterns, "model.train")
         return [tensor for tensor in tensors if tensor.name in trained]
 
     def base_bytes(self, shape: Shape, classes: int) -> float:

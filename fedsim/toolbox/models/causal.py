@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.pytorch_utils import Conv1D
 
 from fedsim.common.errors import ScenarioError, nearest
-from fedsim.learning.architecture import LoRA, matching
+from fedsim.learning.architecture import LoRA, matching_names
 from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.modules import Adaptable
 
@@ -69,7 +69,7 @@ class CausalModule(Adaptable):
         for name, part in self.model.named_modules():
             if isinstance(part, nn.Linear | Conv1D) and name != self._head_name:
                 layers[name] = part
-        adapted = matching(list(layers), lora.where, "model.lora.where", "layer")
+        adapted = matching_names(list(layers), lora.where, "model.lora.where", "layer")
         settings = LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.learning.architecture import Tensor, matching
+from fedsim.learning.architecture import Tensor, matching_names
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.traits import Traits
@@ -31,7 +31,7 @@ class FedPerParams(AggregatingParams):
             last_layers = list(dict.fromkeys(layers))[-self.head :]
             return [layer in last_layers for layer in layers]
         names = [tensor.name for tensor in tensors]
-        head_names = matching(names, self.head, "strategy.head")
+        head_names = matching_names(names, self.head, "strategy.head")
         return [name in head_names for name in names]
 
 
