@@ -365,6 +365,7 @@ def bulyan(models: list[Floats32], malicious: int) -> NDArray[np.floating]:
     """
     rule = Bulyan(malicious=malicious)
     selected = [models[index] for index in rule.select(models)]
+    # sorted, so that the result does not depend on the order of the updates
     values = np.sort(np.stack(selected), axis=0).astype(np.float64)
     by_distance = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
     kept = len(selected) - 2 * rule.tolerated(len(models))

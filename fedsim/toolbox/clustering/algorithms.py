@@ -263,7 +263,8 @@ def agglomerative(
         return np.zeros(1, dtype=np.int64)
     from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
 
-    merges = linkage(distance[np.triu_indices(len(distance), 1)], method)
+    condensed = distance[np.triu_indices(len(distance), 1)]  # each pair of devices once
+    merges = linkage(condensed, method)
     if threshold is None:
         return canonical(cut_tree(merges, groups)[:, 0])
     return canonical(fcluster(merges, threshold, "distance"))

@@ -320,8 +320,9 @@ class CataFedClient(SynchronousClient[CataFedParams]):
             return limit
         if "upload_s" in device.state:
             return replace(limit, reserve_s=device.state["upload_s"])
-        size = device.upload_bytes({"update": instruction["model"], HAS_FINISHED: 1})
-        return replace(limit, reserve_upload=size)
+        # before its first upload: the time that the device's link alone would need
+        upload_bytes = device.upload_bytes({"update": instruction["model"], HAS_FINISHED: 1})
+        return replace(limit, reserve_upload=upload_bytes)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         params = self.params

@@ -425,7 +425,9 @@ class FlexCFL(Migrating[FlexCFLParams]):
                 charge_clustering(server, "absolute differences", count, parameters)
                 labels = agglomerative(madc(cosines), groups, "complete")
             case "edc":
-                charge_clustering(server, "k-means", count, parameters, groups, groups)
+                charge_clustering(
+                    server, "k-means", count, parameters, features=groups, groups=groups
+                )
                 features = edc_features(updates, groups)
                 record["features"] = rounded(features)
                 labels = kmeans(features, groups, generator)

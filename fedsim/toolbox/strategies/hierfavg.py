@@ -283,7 +283,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         del state.open[message.task]
         edge_round.open.remove(message.task)
         column = self._counted_as(message)
-        state[column] += 1  # each count of the round is a field
+        state[column] += 1  # ``valid``, ``slow`` or ``disconnected``
         if column == "valid":
             edge_round.updates.append(self.entry(message))
             edge_round.tasks.append(message.task)

@@ -62,8 +62,8 @@ def fair_weights(
 
     The received model is w, client k's update w_k, and its loss F_k. With delta_w_k = L (w - w_k),
     Delta_k = F_k^q delta_w_k and h_k = q F_k^(q-1) ||delta_w_k||^2 + L F_k^q, the step is w <- w -
-    sum_k Delta_k / sum_k h_k. So the factor of w_k - w is L F_k^q / sum_j h_j. Losses are divided
-    by the largest one, which changes no factor but keeps powers in range.
+    sum_k Delta_k / sum_k h_k. So the factor of w_k - w is L F_k^q / sum_j h_j. All F_k^q and h_k are
+    divided by the largest F_k^q, which changes no factor but keeps powers in range.
 
     Args:
         losses: F_k of the received model on each client's data, float64 [K], not negative.
@@ -84,14 +84,14 @@ def fair_weights(
         return np.full(len(losses), 1.0 / len(losses))
     if largest == 0.0:
         return np.zeros(len(losses))
-    powers = (losses / largest) ** q  # F_k^q, relative to largest^q as all values below
-    # q F_k^(q-1). At a loss of 0 this is 1 / largest if q = 1, and 0 if q > 1. For q < 1 it would
-    # be infinite, and 0 is used.
+    powers = (losses / largest) ** q  # F_k^q / largest^q
+    # q F_k^(q-1) / largest^q. At a loss of 0 this is 1 / largest if q = 1, and 0 if q > 1. For q < 1
+    # it would be infinite, and 0 is used.
     slope_at_0 = 1.0 / largest if q == 1.0 else 0.0
     slopes = np.full(len(losses), slope_at_0)
     is_positive = losses > 0
     slopes[is_positive] = q * powers[is_positive] / losses[is_positive]
-    h = slopes * (lipschitz * norms) ** 2 + lipschitz * powers
+    h = slopes * (lipschitz * norms) ** 2 + lipschitz * powers  # h_k / largest^q
     return np.asarray(lipschitz * powers / h.sum())
 
 

@@ -48,7 +48,7 @@ def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequenc
     """
     values = list[float]()
     for cluster in clusters:
-        ordered = sorted(cluster)  # of equal imbalances the first device's counts
+        ordered = sorted(cluster)  # of equal imbalances ``argmax`` takes the first
         worst = ordered[int(np.argmax(imbalance[ordered]))]
         other_samples = sum(int(sizes[device]) for device in ordered if device != worst)
         values.append(max(float(imbalance[worst]) - other_samples, 1.0))
@@ -90,7 +90,7 @@ def optimal_weights(shares: Floats) -> Floats:
     from scipy.optimize import nnls
 
     classes, clusters = shares.shape
-    system = np.vstack((shares - 1.0 / classes, np.ones(clusters)))
+    system = np.vstack((shares - 1.0 / classes, np.ones(clusters)))  # C, and a row for sum u = 1
     target = np.zeros(classes + 1)
     target[-1] = 1.0
     penalised = np.vstack((system, _PENALTY * np.eye(clusters)))

@@ -267,6 +267,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return int(samples)
 
     async def on_task_end(self, message: TaskEnd) -> None:
+        """Store a reported sample count, or the report and the update of a client of the round."""
         state = self.state
         device = message.device
         if state.reporting.get(device) == message.task:

@@ -171,6 +171,6 @@ def tier_numbers(
         Tier indices from 0 to P - 1, int64 [n].
     """
     low, width = bins
-    if width == 0:
+    if width == 0:  # all values were equal when the bins were made
         return np.where(values > low, tiers - 1, 0).astype(np.int64)
     return np.clip(np.floor((values - low) / width), 0, tiers - 1).astype(np.int64)
