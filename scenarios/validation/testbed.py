@@ -27,7 +27,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from fedsim.lab.rehearsal.network import SERVER_ADDRESS, Namespaces, NodeLink, run_first
+from fedsim.lab.rehearsal.network import (
+    SERVER_ADDRESS,
+    Namespaces,
+    NodeLink,
+    give_real_time_priority,
+)
 
 HERE = Path(__file__).resolve().parent
 WORLDS = HERE / "worlds.toml"
@@ -361,7 +366,7 @@ def main() -> None:
     """Run the worlds that are named, or all."""
     if sys.argv[1:2] and sys.argv[1].startswith("--"):
         role, world, more = sys.argv[1].removeprefix("--"), json.loads(sys.argv[2]), sys.argv[3]
-        run_first()
+        give_real_time_priority()
         match role:
             case "server":
                 server(world, Path(more))

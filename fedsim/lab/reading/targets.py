@@ -90,8 +90,8 @@ def costs_until_target(
         if target.is_reached(row.get(target.metric), summary):
             costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
             for name in _METERED_COSTS:
-                values = [earlier.get(name) for earlier in rows[:count]]
-                costs.append(None if None in values else math.fsum(values))
+                values = [past[name] for past in rows[:count] if past.get(name) is not None]
+                costs.append(math.fsum(values) if len(values) == count else None)
             return dict(zip(COSTS, costs, strict=True))
     return dict.fromkeys(COSTS)
 
