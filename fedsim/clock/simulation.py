@@ -255,10 +255,9 @@ class Simulation:
         return self.env.at(name, when, callback, priority)
 
     def unsettle(self, solve: Callable[[], None]) -> None:
-        """Call a function at the present time, after devices' events and before the server acts.
+        """Call a function later at the present time: after devices' events, before the server acts.
 
-        By this the network computes its rates only once, after all flows of this time have begun or
-        ended.
+        The network lets its rates be computed so, once for all flows that begin or end at this time.
 
         Args:
             solve: the function, without arguments.
