@@ -86,6 +86,7 @@ class FlowerClient(Client[FlowerParams]):
         self._states[device.number] = outcome.state
         examples = float(device.samples) if outcome.examples is None else outcome.examples
         counts_flops = self.params.time.kind == "flops"
+        # only the first message of a type is counted
         if counts_flops and kind not in self._flops and outcome.counted:
             self._flops[kind] = outcome.counted / max(examples, 1.0)
         steps: list[Pause | Work] = []

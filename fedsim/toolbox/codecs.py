@@ -158,7 +158,7 @@ def as_bfloat16(models: list[Floats32]) -> Floats32:
     """Round every value to the nearest bfloat16, the upper 16 bits of a float32; ties to even."""
     bits = models[0].astype(np.float32).view(np.uint32)
     lowest_kept_bit = (bits >> np.uint32(16)) & np.uint32(1)
-    # nearly half of the lowest kept bit carries into it above half, and also at half if it is 1
+    # half of the lowest kept bit, less 1 if that bit is 0, rounds to nearest with ties to even
     upper = (bits + np.uint32(0x7FFF) + lowest_kept_bit) >> np.uint32(16)
     return (upper << np.uint32(16)).view(np.float32)
 

@@ -108,9 +108,10 @@ class Femnist(Partition):
     FEMNIST of the code and the papers.
 
     Attributes:
-        overlap: whether every device gets the *first* images of its classes, as in the published
-            code by a mistake. Devices then share images, and train on test images of other devices;
-            published accuracies need this. False: each image is on one device.
+        overlap: whether every device gets the *first* images of its classes. Devices then share
+            images, and train on images that other devices have for tests. This is a mistake of the
+            published code, without which its accuracies cannot be reproduced. False: each image is
+            on one device.
     """
 
     instead: ClassVar[Former] = former_keys.FEMNIST

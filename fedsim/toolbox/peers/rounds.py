@@ -199,7 +199,7 @@ class RoundHalf(PeerHalf[R]):
             return
         device.cancel_timer()
         state["model"] = self._average(device, number, received)
-        # a device is at most one round ahead of its senders: skip rounds if it is further behind
+        # to catch up with its senders, the device skips rounds up to one before their latest
         latest = [later - 1 for later in state["inbox"]]
         self._enter_round(device, max([number + 1, *latest]))
 

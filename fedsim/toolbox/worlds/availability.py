@@ -433,16 +433,9 @@ class Intervals(AvailabilityModel):
         table.note(f"a row for each interval in which the device in {column!r} is on")
         owners = table.values(column, Any) if self.drawn else table.devices(devices)
         start, end, form = self._times(table)
-        if form is datetime and not calendar.stated:
-            raise ScenarioError(
-                f"population.availability: {self.file!r} has dates; give population.calendar.starts"
-            )
-        if form is datetime and self.drawn:
-            raise ScenarioError(
-                "population.availability.drawn is true, but dates are of devices that are "
-                "known; give false"
-            )
-        intervals: dict[object, list[OnInterval]] = {}
+        if form is datetime:
+            self._check_dates(calendar)
+        intervals: dict[object, list[OnInterval]] = {}  # device -> its intervals
         for row, owner in enumerate(owners):
             pieces = self._pieces(table, row, start[row], end[row], owner, calendar)
             intervals.setdefault(owner, []).extend(pieces)
@@ -458,6 +451,17 @@ class Intervals(AvailabilityModel):
         traces.append((period, []))
         ahead = calendar.day_s().tolist() if form is time else None
         return Traces(traces, assigned, ahead)
+
+    def _check_dates(self, calendar: Calendar) -> None:
+        if not calendar.stated:
+            raise ScenarioError(
+                f"population.availability: {self.file!r} has dates; give population.calendar.starts"
+            )
+        if self.drawn:
+            raise ScenarioError(
+                "population.availability.drawn is true, but dates are of devices that are "
+                "known; give false"
+            )
 
     def _times(self, table: DeviceTable) -> tuple[list[Any], list[Any], TimeForm]:
         """Read the columns ``start`` and ``end`` of a table of intervals in which devices are on.

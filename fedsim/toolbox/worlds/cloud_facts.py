@@ -184,8 +184,7 @@ class CloudFacts:
     def _fit_window(self, cloud: str) -> Window:
         """Fit the window W and the loss L of connections into a cloud.
 
-        The model is rate x r = W - L r / 10 s for a round trip r. The window is in bytes; the loss
-        by slow start is relative to it, in seconds for each second of round trip: L / W.
+        The model is rate x r = W - L r / 10 s for a round trip r. ``Window.slow_start`` is L / W.
         """
         connections = []
         for (_, target), connection in self.measured.items():

@@ -180,7 +180,7 @@ def _edge_properties(edge: str, attributes: Mapping[str, object]) -> dict[str, f
         ScenarioError: an attribute is missing, unused or invalid.
     """
     for name in attributes:
-        is_latency = name == "delay" and "latency" not in attributes  # as common in graphs
+        is_latency = name == "delay" and "latency" not in attributes  # ``delay`` alone is accepted
         if name in _SYNONYMS and not is_latency:
             raise ScenarioError(
                 f"{edge} has {name!r}, which nothing uses; name it {_SYNONYMS[name]!r}"

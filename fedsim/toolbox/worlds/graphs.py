@@ -125,24 +125,26 @@ class Graph(Network):
             delays = self._delays(len(latencies), lambda place: SERVER)
             self.latencies = in_ticks(latencies + delays)
 
-    def _delays(self, devices: int, end: Callable[[int], int]) -> Floats:
+    def _delays(self, devices: int, endpoint_of: Callable[[int], int]) -> Floats:
         """Return the latency of the route between each device and an endpoint of the network (s).
 
         Args:
             devices: count of devices.
-            end: returns, for the index of the node to which a device is attached, the index of the
-                endpoint, which is the server, an edge server or a host.
+            endpoint_of: returns, for the index of the node to which a device is attached, the
+                index of the endpoint, which is the server, an edge server or a host.
 
         Returns:
             float64 [devices].
         """
-        delays = [self._route_s(place, end(place)) for place in range(len(self._places))]
-        return np.array(delays)[np.arange(devices) % len(delays)]
+        delays = [self._route_s(place, endpoint_of(place)) for place in range(len(self._places))]
+        place_of_device = np.arange(devices) % len(delays)
+        return np.array(delays)[place_of_device]
 
     def near_latencies(self, devices: slice = ALL) -> Floats:
         if self._delay_s is None or self._edges is None:
             return super().near_latencies(devices)
         edge_of = self._edges.of
+        # the endpoints after the devices are the edge servers
         delays = self._delays(
             len(self._own_latency), lambda place: self.devices + edge_of.item(place)
         )
@@ -456,7 +458,7 @@ class GraphSpec(NetworkModel):
         nodes = {"server": self.server}
         names_by_key = {"attach": self.attach, "edge.nodes": self.edge_nodes, "hosts": self.hosts}
         for key, names in names_by_key.items():
-            nodes |= {f"{key}.{place}": name for place, name in enumerate(names)}
+            nodes |= {f"{key}.{index}": name for index, name in enumerate(names)}
         for key, node in nodes.items():
             if node not in graph:
                 raise ScenarioError(

@@ -59,7 +59,8 @@ class Regions(Network):
         region_latencies = np.array(
             [self._connection(SERVER, place).round_trip / 2 for place in range(len(of))]
         )
-        latencies = latency + region_latencies[np.arange(len(latency)) % len(of)]
+        region_of_device = np.arange(len(latency)) % len(of)
+        latencies = latency + region_latencies[region_of_device]
         super().__init__(simulation, {}, down, up, latencies, transport)
 
     def _region(self, end: int) -> str:
