@@ -163,10 +163,10 @@ class DeviceHalf:
         self._learner.restore(first_serial)
         has_forgotten = self._recall(read_memory(memory, self._learner), head)
         shift_message = self._answer_shift()
-        self._check_base(request)
         asked_at = finite_of(entry_of(head, "asked_at"), "asked_at")
+        downloaded = sum(map(len, request.payloads.values()))  # the frozen tensors too
+        self._take_base(request)
         task = self._read_task(request, count)
-        downloaded = sum(map(len, request.payloads.values()))
         self._begin(task, asked_at, downloaded, clock)
         log.add(LoggedStep("download", asked_at, self._now))
         answer = self._work(task, clock)
@@ -206,7 +206,7 @@ class DeviceHalf:
         round_entry = entry_of(request.head, "round")
         round_number = None if round_entry is None else count_of(round_entry, "round")
         instruction = Instruction(job, received(contents), round_number)
-        context = TaskContext(instruction, brings_base=BASE in request.payloads)
+        context = TaskContext(instruction)  # ``_take_base`` has noted the frozen tensors already
         task = Task(0, self.device, (), round_number, None, count, context=context)
         task.samples = self._population.samples.item(self.device)
         return task
@@ -564,8 +564,10 @@ class DeviceHalf:
             labels=self._labels.snapshot(),
         )
 
-    def _check_base(self, request: Packet) -> None:
+    def _take_base(self, request: Packet) -> None:
         """Remove the frozen tensors, which no training changes, from a request, and check them.
+
+        From now on the device has them, which its memory stores.
 
         Raises:
             SimulationError: they differ from the frozen tensors that the device has built.

@@ -7,6 +7,9 @@ import pytest
 import fedsim
 from fedsim.common.errors import SimulationError
 from fedsim.deployed.device import DeviceHalf
+from fedsim.deployed.packing import ContentPacker, Packet
+from fedsim.deployed.step_log import StepLog
+from fedsim.federation.contents import BASE
 from fedsim.world.steps import Task, TaskStep
 
 
@@ -27,3 +30,30 @@ def test_a_step_of_an_unknown_kind_is_refused_and_not_passed_over() -> None:
     task = Task(0, 0, (Warm(),), 0, None, 0)
     with pytest.raises(SimulationError, match=r"step 'Warm'.* allowed are Train, Evaluate, Work"):
         half._carry_out(task, Warm())
+
+
+@pytest.mark.parametrize("brings_base", [False, True])
+def test_the_download_of_a_device_with_a_pace_lasts_as_long_as_all_bytes_of_the_request(
+    *, brings_base: bool
+) -> None:
+    scenario = fedsim.Scenario(
+        data={"source": "digits"},
+        model={"kind": "mlp", "hidden": [13], "train": "3.*"},
+        population={"devices": 2},
+        network={"kind": "star", "device": {"down": "8 kbit/s", "up": "8 kbit/s"}},
+        strategy={"kind": "fedavg", "clients_per_round": 2},
+    )
+    half = DeviceHalf(scenario, 0, pace=1e-12)
+    learner = half._learner
+    request = ContentPacker(scenario.messages.down, learner).pack(
+        {"model": learner.initial()}, {}, {}
+    )
+    request.head |= {"task": 0, "count": 0, "job": "train", "round": 0, "asked_at": 0.0}
+    if brings_base:
+        request.payloads[BASE] = learner.frozen().astype("<f4").tobytes()
+    log = StepLog(0, 0, None)
+    half.answer(request, Packet({}), lambda: 0.0, log)
+    trained = 4 * (13 * 10 + 10)
+    frozen = 4 * (64 * 13 + 13)
+    assert log.steps[0].end == pytest.approx((trained + frozen * brings_base) / 1000)
+    assert (half.device in half._devices.with_base) == brings_base

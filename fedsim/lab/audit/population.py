@@ -29,16 +29,14 @@ def check_lifetimes(evidence: Evidence) -> Iterator[str]:
     events = evidence.events
     end = evidence.run.summary["simulated_s"]
     population = evidence.run.scenario["population"]
+    if evidence.tested_only:
+        yield from _check_tested_only(evidence)
+        devices = devices[devices["device"] < evidence.trainable]
+    if evidence.refuses_devices:
+        # devices without enough memory never arrive, so they have no record of a departure either
+        devices = devices[devices["arrival"].astype(np.float64) != math.inf]
     for key, kind, unset in (("arrivals", "arrival", 0.0), ("departures", "departure", math.inf)):
         times = devices[kind].astype(np.float64)
-        if key == "arrivals" and evidence.tested_only:
-            yield from _check_tested_only(evidence)
-            devices = devices[devices["device"] < evidence.trainable]
-            times = times[devices.index]
-        if key == "arrivals" and evidence.refuses_devices:
-            # devices without enough memory never arrive
-            devices = devices[times != math.inf]
-            times = times[devices.index]
         if key not in population:
             text = f"device {{device}} has an {kind} at {{{kind}!r}} s, and the scenario has none"
             yield from report(text, devices, times != unset)
