@@ -22,7 +22,7 @@ from typing import Any
 from fedsim.common.errors import DataError
 from fedsim.common.inputs import copy_of, record, reference_to
 
-SOUGHT = (
+SEARCH_RULE = (
     "a relative path is sought in data.root, or without that in the working directory and then in "
     "$FEDSIM_DATA"
 )
@@ -104,7 +104,7 @@ def reading(path: Path, key: str, form: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"{key} names '{path}', which does not exist; {SOUGHT}") from None
+        raise DataError(f"{key} names '{path}', which does not exist; {SEARCH_RULE}") from None
     except Exception as error:  # libraries raise many types of errors for damaged files
         raise DataError(f"'{path}' cannot be read as {form}: {error}") from None
 

@@ -256,18 +256,18 @@ def _required_form(own: object, base: object) -> str:
         own: the attribute of the user's class.
         base: the attribute of the fedsim class, whose form it must have.
     """
+    if isinstance(base, FunctionType):
+        if isinstance(own, FunctionType):
+            is_right = _is_coroutine(own) == _is_coroutine(base) and _accepts_calls_of(own, base)
+        else:
+            is_right = callable(own) or isinstance(own, staticmethod)
+        return "" if is_right else _form_of(base)
     is_function = isinstance(own, FunctionType)
-    if isinstance(base, property | cached_property) and (is_function or own is _KEY):
-        return "a property (@property), or a ClassVar"
-    if is_function and not callable(base) and not isinstance(base, METHODS):
-        return "a value (ClassVar)"
-    if not isinstance(base, FunctionType):
-        return ""
-    if not isinstance(own, FunctionType):
-        is_right = callable(own) or isinstance(own, staticmethod)
-    else:
-        is_right = _is_coroutine(own) == _is_coroutine(base) and _accepts_calls_of(own, base)
-    return "" if is_right else _form_of(base)
+    if isinstance(base, property | cached_property):
+        is_wrong = is_function or own is _KEY
+        return "a property (@property), or a ClassVar" if is_wrong else ""
+    is_base_value = not callable(base) and not isinstance(base, METHODS)
+    return "a value (ClassVar)" if is_base_value and is_function else ""
 
 
 def _accepts_calls_of(own: FunctionType, base: FunctionType) -> bool:

@@ -117,19 +117,23 @@ class KindField:
         Raises:
             PydanticCustomError: the value has none of the accepted forms.
         """
+        if isinstance(value, Mapping):
+            return self._with_implied_kind(value)
         if self.by_device and isinstance(value, list):
             return {"kind": "list", "values": value}
-        if self.by_device and isinstance(value, Mapping) and "file" in value:
-            return {"kind": "file", **value}
-        if self.by_kind and isinstance(value, Mapping) and "kind" not in value:
-            return {"kind": "by-kind", "values": value}
         if isinstance(value, str) and self._stands_for_kind(value):
             return {"kind": value}
-        if isinstance(value, Mapping):
-            return value
         if self.bare is None:
             raise PydanticCustomError("part", "must be the name of a kind, or a table with one", {})
         return {self.bare: value}
+
+    def _with_implied_kind(self, table: Mapping[str, object]) -> Mapping[str, object]:
+        """Return a table with the kind ``file`` or ``by-kind`` if its keys imply it."""
+        if self.by_device and "file" in table:
+            return {"kind": "file", **table}
+        if self.by_kind and "kind" not in table:
+            return {"kind": "by-kind", "values": table}
+        return table
 
     def _stands_for_kind(self, text: str) -> bool:
         """Whether a text in place of a table names a kind, and is no value of the key ``bare``.

@@ -23,7 +23,7 @@ from fedsim.common.saved import saved
 N = TypeVar("N", int, NDArray[np.int64])
 
 Places = tuple[tuple[int, int], ...]
-"""Ranges of a model's parameters, as (begin, end) in the array of all, ascending."""
+"""Ranges (begin, end) of positions in the array of all parameters of a model, ascending."""
 
 CutBy = Literal["width", "rank", "adapters"]
 """Way in which a model is cut to a smaller model, which gives the size its meaning.

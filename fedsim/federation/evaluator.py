@@ -217,7 +217,7 @@ class Evaluator:
             return None
         self.last = evaluation
         if self._spec.score == "historical":
-            # only for accuracy and losses: ``last`` has each device tested by its present model
+            # ``last`` remains the test of each device by its present model
             ever_served = {name: (ref, self.served[name]) for name, (ref, _) in models.items()}
             historical = await learner.evaluate(self._with_present_devices(ever_served))
             evaluation = historical or evaluation

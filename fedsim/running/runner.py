@@ -40,9 +40,8 @@ if TYPE_CHECKING:
 
 # limits in real time (s) after an interrupt; beyond them the process is ended
 _LONGEST_BLOCK_S = 1.5  # limit of a computation that blocks the event loop
-_LONGEST_TRAINING_S = (
-    10.0  # limit of training after SIGTERM or SIGHUP; after Ctrl-C the user decides
-)
+# limit of training after SIGTERM or SIGHUP; after Ctrl-C the user decides
+_LONGEST_TRAINING_S = 10.0
 _CHECK_EVERY_S = 0.1  # real time between two checks of the run (s)
 
 FAILED = "failed"  # status of a run that ended with an error

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.common.device_names import device_name, naming_rule, natural_key, number_devices
 from fedsim.common.errors import DataError, nearest, show_value
-from fedsim.common.files import SOUGHT, open_file, require_regular
+from fedsim.common.files import SEARCH_RULE, open_file, require_regular
 from fedsim.common.notes import note
 from fedsim.common.units import Quantity
 from fedsim.common.wording import in_words
@@ -94,7 +94,7 @@ class DeviceTable:
             return _read_table(self._path, dict.fromkeys(columns))
         except FileNotFoundError:
             raise DataError(
-                f"{self._key}: there is no file {str(self._path)!r}; {SOUGHT}"
+                f"{self._key}: there is no file {str(self._path)!r}; {SEARCH_RULE}"
             ) from None
         except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
             raise DataError(f"{self._label} cannot be read: {str(error).splitlines()[0]}") from None

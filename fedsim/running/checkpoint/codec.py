@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -90,19 +90,9 @@ class Encoder:
         if isinstance(value, list | deque):
             return [self._to_json(item) for item in value]
         if isinstance(value, tuple):
-            if len(value) > _FEW_RANGES and all(map(_is_range, value)):
-                if value not in self._ranges:
-                    self._ranges[value] = np.array(value, dtype=np.int64)
-                return {"~ranges": self._name_of(self._ranges[value])}
-            items = [self._to_json(item) for item in value]
-            form = SAVED_FORMS.get(type(value))
-            return {"~tuple": items} if form is None else {"~named": [form.name, *items]}
+            return self._tuple_to_json(value)
         if isinstance(value, dict):
-            if all(isinstance(key, str) and not key.startswith("~") for key in value):
-                return {key: self._to_json(item) for key, item in value.items()}
-            return {
-                "~dict": [[self._to_json(key), self._to_json(item)] for key, item in value.items()]
-            }
+            return self._dict_to_json(value)
         if isinstance(value, np.ndarray | StoredTensor):
             return {"~array": self._name_of(value)}
         if type(value) in SAVED_FORMS:
@@ -115,7 +105,25 @@ class Encoder:
             f"a {type(value).__name__} cannot be kept in a checkpoint: {str(value)[:80]}"
         )
 
+    def _tuple_to_json(self, value: tuple[object, ...]) -> object:
+        if len(value) > _FEW_RANGES and _are_ranges(value):
+            if value not in self._ranges:
+                self._ranges[value] = np.array(value, dtype=np.int64)
+            return {"~ranges": self._name_of(self._ranges[value])}
+        items = [self._to_json(item) for item in value]
+        form = SAVED_FORMS.get(type(value))
+        if form is None:
+            return {"~tuple": items}
+        return {"~named": [form.name, *items]}
+
+    def _dict_to_json(self, value: Mapping[object, object]) -> object:
+        if all(isinstance(key, str) and not key.startswith("~") for key in value):
+            return {key: self._to_json(item) for key, item in value.items()}
+        pairs = [[self._to_json(key), self._to_json(item)] for key, item in value.items()]
+        return {"~dict": pairs}
+
     def _name_of(self, array: AnyTensor) -> str:
+        """Return the name of an array in ``arrays``, to which it is added at its first use."""
         if id(array) not in self._array_names:
             name = f"{len(self.arrays):06d}"
             self._array_names[id(array)] = name
@@ -124,8 +132,12 @@ class Encoder:
         return self._array_names[id(array)]
 
 
+def _are_ranges(values: tuple[object, ...]) -> TypeGuard[Places]:
+    """Return whether all values are pairs of integers: ranges (begin, end) of a model's parameters."""
+    return all(map(_is_range, values))
+
+
 def _is_range(value: object) -> bool:
-    """Return whether a value is a pair of integers: a range (begin, end) of a model's parameters."""
     return type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int
 
 

@@ -154,9 +154,7 @@ class Saving:
         # number of the last planned round, from 1, before which the run is saved
         self._last_round = run.scenario.stop.rounds if spec.last else None
         run.simulation.env.require_rearm()
-        if (
-            self._last_round == 1
-        ):  # no round comes before the last one: the run is saved at its start
+        if self._last_round == 1:  # no round comes before: the run is saved at its start
             self.request()
 
     def watch(self, record: Record) -> None:

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.clock.simulation import on_grid
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.errors import DataError, ScenarioError
-from fedsim.common.files import SOUGHT, find_file
+from fedsim.common.files import SEARCH_RULE, find_file
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
 from fedsim.common.units import CLOCK_END_S, TICK_S, PositiveSeconds, Seconds
@@ -337,7 +337,7 @@ def read_flash(path: Path) -> list[tuple[float, Trace]]:
         form, phones = recorded_phones(path)
     except FileNotFoundError:
         raise DataError(
-            f"population.availability: there is no trace file {str(path)!r}; {SOUGHT}"
+            f"population.availability: there is no trace file {str(path)!r}; {SEARCH_RULE}"
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{where} cannot be read as JSON, or FedScale's pickle: {error}") from None

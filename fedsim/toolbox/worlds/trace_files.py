@@ -22,7 +22,7 @@ from pathlib import Path
 
 from fedsim.common.device_names import natural_key
 from fedsim.common.errors import DataError, nearest, show_value
-from fedsim.common.files import SOUGHT
+from fedsim.common.files import SEARCH_RULE
 from fedsim.common.units import CLOCK_END_S
 from fedsim.toolbox.worlds.trace_members import files_of, members
 from fedsim.world.device_table import IDS
@@ -118,7 +118,7 @@ def read_recordings(path: Path, options: TraceOptions) -> tuple[str, list[Record
     try:
         stamp = tuple((str(file), file.stat().st_mtime_ns) for file in files_of(path))
     except FileNotFoundError:
-        raise DataError(f"{options.key}: there is no file {str(path)!r}; {SOUGHT}") from None
+        raise DataError(f"{options.key}: there is no file {str(path)!r}; {SEARCH_RULE}") from None
     except OSError as error:
         raise DataError(f"{options.key}: {str(path)!r} cannot be read: {error}") from None
     return _read_cached(path, stamp, options)
