@@ -178,9 +178,15 @@ def tiny_run(
 
 
 @pytest.fixture(autouse=True)
-def _own_files_are_forgotten() -> Iterator[None]:
+def _own_files_are_forgotten(request: pytest.FixtureRequest) -> Iterator[None]:
     """A process takes one file of a name as code; each test may have its own."""
+    folder = None
+    if "tmp_path" in request.fixturenames:
+        folder = str(request.getfixturevalue("tmp_path"))
     yield
+    for name, module in [*sys.modules.items()]:
+        if folder is not None and str(getattr(module, "__file__", None)).startswith(folder):
+            del sys.modules[name]
     for name in [
         name for name in imports._finder.locations if name.startswith(imports._FILE_PREFIX)
     ]:

@@ -113,13 +113,10 @@ def place(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     work.mkdir()
     (work / "scenarios").symlink_to(folder)
     monkeypatch.chdir(work)
-    modules, way = {*sys.modules}, [*sys.path]
+    search_path = [*sys.path]
     yield work
     shipped.shipped.cache_clear()
-    sys.path[:] = way
-    for name in {*sys.modules} - modules:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    sys.path[:] = search_path
 
 
 def small(tables: dict[str, Any]) -> dict[str, Any]:

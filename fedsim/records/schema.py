@@ -13,7 +13,7 @@ counts as ``up``. A transfer between any other two endpoints, such as two device
 import hashlib
 import json
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -318,7 +318,7 @@ def event_row(record: "Record") -> EventRow:
     """Convert a record to a row of ``events.parquet``, a tuple in the order of the columns."""
     time, kind, fields = record
     get = fields.get
-    data = None if fields.keys() <= _COLUMNS_OF_FIELDS else _data(fields)
+    data = None if fields.keys() <= _COLUMNS_OF_FIELDS else _data(record)
     return (
         time,
         kind,
@@ -332,8 +332,9 @@ def event_row(record: "Record") -> EventRow:
     )
 
 
-def _data(fields: "Mapping[str, Any]") -> str:
+def _data(record: "Record") -> str:
     """Return the fields of a record that have no column, as JSON."""
+    fields = record.fields
     names = tuple(fields)
     if names == _FIELDS_OF_MESSAGE:  # the most frequent: its JSON is put together from cached parts
         payloads = encode_payloads(fields["payloads"])

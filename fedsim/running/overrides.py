@@ -53,7 +53,7 @@ def at(tables: Any, keys: Sequence[str]) -> Any:
     return tables
 
 
-def _has_value(present: Any, new: Any) -> bool:
+def _has_value(present: object, new: object) -> bool:
     """Whether a value in a scenario equals the new value of a change.
 
     A table also equals a new table that has only some of its keys, if their values are equal, and a
