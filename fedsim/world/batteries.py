@@ -76,7 +76,8 @@ class Load:
     was_flat: bool = False
 
     @property
-    def total(self) -> float:
+    def total_w(self) -> float:
+        """Power beyond idle power (W), that of the bytes included if the battery ``is_at_risk``."""
         return self.watts + self.byte * self.rate
 
 
@@ -140,6 +141,7 @@ class _Course:
     target: float | None = None
 
     def follow(self, point: _Point, to: float) -> None:
+        """Change the state of the battery to that at ``to`` (s), a time up to ``end``."""
         seconds = to - point.at
         point.charged += self.charge * seconds
         point.idled += self.idle * seconds
@@ -273,7 +275,7 @@ class Batteries:
         point = self._point(device)
         now = self._simulation.now
         load = self._loads.get(device, Load())
-        course = self._follow_breakpoints(device, point, now, load.total)
+        course = self._follow_breakpoints(device, point, now, load.total_w)
         course.follow(point, now)
         return point.level / self._coefficient(device, "capacity_j")
 
@@ -310,7 +312,7 @@ class Batteries:
         if self._loads[device].was_flat:
             return math.inf
         point = self._point(device)
-        watts = self._loads[device].total
+        watts = self._loads[device].total_w
         self._follow_breakpoints(
             device, point, min(until, self._simulation.end), watts, to_flat=True
         )
@@ -340,7 +342,7 @@ class Batteries:
             load.rate = rate
             reserve = 0.0
         point.level -= reserve
-        self._follow_breakpoints(device, point, until, load.total, to_flat=True, reserve=reserve)
+        self._follow_breakpoints(device, point, until, load.total_w, to_flat=True, reserve=reserve)
         when = point.at if point.flat else until
         # a battery that still has its reserve is not flat, and is checked again
         is_flat = point.flat and not reserve
@@ -508,7 +510,7 @@ class Batteries:
         now = self._simulation.now
         bytes_j = load.byte * (moved - load.moved)
         seconds = now - point.at
-        watts = load.total
+        watts = load.total_w
         if load.is_at_risk:
             bytes_j -= load.byte * load.rate * seconds
         elif load.moves and seconds > 0:

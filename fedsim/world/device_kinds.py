@@ -210,20 +210,20 @@ def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
     return f"rests on figures that are estimates, which nobody has measured: {'; '.join(phrases)}"
 
 
-def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
+def find_kind(name: str, user_kinds: Mapping[str, DeviceKind], key: str) -> DeviceKind:
     """Return the kind of device with a name.
 
     Args:
         name: name of a user's kind, or of a kind of the catalogue.
-        own: the user's kinds.
+        user_kinds: the user's kinds.
         key: the key of the scenario that has the name, for error messages.
 
     Raises:
         ScenarioError: no kind has this name.
     """
-    if name in own:
-        return own[name]
-    names = [*own, *_table()]
+    if name in user_kinds:
+        return user_kinds[name]
+    names = [*user_kinds, *_table()]
     if name not in names:
         allowed = f"allowed are {', '.join(names)}, or your own in population.kinds"
         raise ScenarioError(f"{key} is {show_value(name)}; {allowed}{nearest(name, names)}")

@@ -68,13 +68,13 @@ class DeviceTable:
         key: str,
         path: Path,
         columns: Sequence[str],
-        more: Sequence[str] = (),
+        optional: Sequence[str] = (),
         others: Sequence[str] | None = None,
     ) -> None:
         self._key = key
         self._path = path
         self._label = f"{key}: {str(path)!r}"  # begin of error messages
-        read_columns = [*columns, *more]
+        read_columns = [*columns, *optional]
         self._names, table = self._read(read_columns)
         self._refuse_columns(columns)
         if others is not None:

@@ -118,8 +118,8 @@ class Phases:
         if expected > _MOST_PHASES:
             raise SimulationError(
                 f"device {device} has {expected:.1g} phases of {mean_on:g} s and {mean_off:g} s "
-                f"between {start:g} s and {end:g} s ({self._purpose}); allowed are {_MOST_PHASES:.0e}; "
-                "make them longer"
+                f"between {start:g} s and {end:g} s ({self._purpose}); allowed are "
+                f"{_MOST_PHASES:.0e}; make them longer"
             )
 
     def next_on(self, device: int, time: float) -> float:

@@ -379,7 +379,8 @@ class Rooflines:
                 batches = [self._largest_batch(training, count) for count in counts.tolist()]
                 batch_by_count = np.array(batches, dtype=np.int64)
                 for batch in np.unique(batch_by_count).tolist():
-                    members = devices[(batch_by_count == batch)[which_count]]
+                    has_batch = batch_by_count == batch
+                    members = devices[has_batch[which_count]]
                     yield AlikeDevices(kind, training, int(samples[members[0]]), members)
 
     def check(self, samples: int) -> None:

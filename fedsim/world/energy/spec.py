@@ -60,7 +60,7 @@ def preset_figures(name: str) -> dict[str, Figure]:
     return {key: figure for key, figure in kind_figures.items() if key in power_keys}
 
 
-def _coefficients(name: str) -> dict[str, float]:
+def _preset_coefficients(name: str) -> dict[str, float]:
     """Return the energy coefficients of a preset: name, such as ``compute_w`` -> W, J/B or s.
 
     A missing coefficient is 0.
@@ -450,7 +450,7 @@ class EnergySpec(Spec):
         streams = context.streams
         presets: list[dict[str, float]] = [{}]
         if self.preset is not None:
-            presets = [_coefficients(name) for name in self.preset]
+            presets = [_preset_coefficients(name) for name in self.preset]
         which = self.draw_presets(streams, context.devices)
         columns: dict[str, AnyArray] = {}
         for name in _KEYS.values():

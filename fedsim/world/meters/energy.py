@@ -164,11 +164,11 @@ class EnergyMeter(Meter):
         self._tails: dict[int, tuple[float, int, bool]] = {}
 
     def totals(self, time: float) -> dict[str, float | None]:
-        self._book_unfinished(time, over=False)
+        self._book_unfinished(time, is_run_over=False)
         return {"joules": math.fsum(self.by_phase.values()), "grams": self.grams}
 
     def close(self, time: float) -> None:
-        self._book_unfinished(time, over=True)
+        self._book_unfinished(time, is_run_over=True)
 
     def summary(self) -> dict[str, object]:
         entry: dict[str, object] = {
@@ -235,22 +235,22 @@ class EnergyMeter(Meter):
         coefficient: float = self.columns[name].item(device)
         return coefficient
 
-    def _book_unfinished(self, time: float, *, over: bool) -> None:
+    def _book_unfinished(self, time: float, *, is_run_over: bool) -> None:
         """Add the energy for which there is no record: servers' idle power, and radios' tails.
 
         A tail is the time for which a device's radio stays awake after a transfer.
 
         Args:
             time: time up to which idle energy is added (s).
-            over: whether the run is over, so that all tails are added in full; otherwise only tails
-                that have ended by ``time`` are added.
+            is_run_over: whether all tails are added in full; otherwise, those that have ended by
+                ``time``.
         """
         self._book_server_side(
             PLACES, "idle_w", time - self._places_since, self._places_since, time
         )
         self._places_since = time
         for device, (begin, _, _) in list(self._tails.items()):
-            if over:
+            if is_run_over:
                 self._end_tail(device, math.inf)
             elif begin + self._coefficient(device, "tail_s") <= time:
                 self._end_tail(device, time)

@@ -208,5 +208,5 @@ class AcknowledgedFlows(QueuedFlows):
         If no byte moves either, only a change of a link can end the standstill.
         """
         acked = self._history.at(self._since - self.senders.round_trip)
-        waits = acked < self._delivered - NO_BYTES
-        return not waits.any() and bool(np.isinf(self._mark).all())
+        awaits_acks = acked < self._delivered - NO_BYTES
+        return not awaits_acks.any() and bool(np.isinf(self._mark).all())

@@ -297,9 +297,9 @@ def leave_slow_start(senders: Senders, segments: Floats) -> None:
     is_sampled = segments - senders.round_begin >= _HYSTART_SAMPLES
     rise = np.clip(_HYSTART_SHARE * senders.round_trip, _HYSTART_LEAST_S, _HYSTART_MOST_S)
     # Linux ends slow start by this rule at most once per connection
-    ends = is_sampled & np.isinf(senders.threshold) & (senders.least_wait >= rise)
-    ends &= senders.window >= _HYSTART_LEAST_WINDOW
-    senders.threshold[ends] = senders.window[ends]
+    is_over = is_sampled & np.isinf(senders.threshold) & (senders.least_wait >= rise)
+    is_over &= senders.window >= _HYSTART_LEAST_WINDOW
+    senders.threshold[is_over] = senders.window[is_over]
 
 
 def pacing_rate(senders: Senders, growth: Floats, delay: Floats) -> Floats:

@@ -275,7 +275,7 @@ class Filling:
         self._route = self._route[rows]
 
     def _fill(self) -> None:
-        """Compute the rate and end of each flow, and the next end, for the present flows and links."""
+        """Compute the rate and end of each flow, and the next end, after changes."""
         capacity = self._capacity
         route = self._route
         if len(capacity) > route.size:  # many unused links, which are left out

@@ -191,33 +191,33 @@ def label_components(route: Ints, links: int) -> Ints:
         labels = spread
 
 
-def share_first_links(wants: Floats, first_links: Ints, sendable: Floats) -> Floats:
+def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats) -> Floats:
     """Divide the bytes that each link can send equally among the flows that begin on it.
 
     A flow gets at most what its sender wants; the rest goes to the other flows on the link.
 
     Args:
-        wants: bytes that each sender wants to send, float64 [flows].
+        wanted_bytes: bytes that each sender wants to send, float64 [flows].
         first_links: number of each flow's first link, int64 [flows].
         sendable: bytes that each link can send, float64 [links].
 
     Returns:
         Bytes that each sender may send, float64 [flows].
     """
-    total = np.bincount(first_links, weights=wants, minlength=len(sendable))
+    total = np.bincount(first_links, weights=wanted_bytes, minlength=len(sendable))
     is_crowded = (total > sendable)[first_links]
     rows = is_crowded.nonzero()[0]
     if not len(rows):
-        return wants
-    sent = wants.copy()
+        return wanted_bytes
+    sent = wanted_bytes.copy()
     if np.bincount(first_links[rows]).max() == 1:
         sent[rows] = sendable[first_links[rows]]
         return sent
     # Max-min fairness: on a link of b sendable bytes, whose n flows want w_1 <= ... <= w_n bytes, a
     # flow gets min(w_i, s), with s the largest (b - w_1 - ... - w_(k-1)) / (n - k + 1).
-    rows = rows[np.lexsort((wants[rows], first_links[rows]))]
+    rows = rows[np.lexsort((wanted_bytes[rows], first_links[rows]))]
     links = first_links[rows]  # sorted, so that the flows of a link are neighbours
-    wanted = wants[rows]
+    sorted_bytes = wanted_bytes[rows]
     is_begin = np.ones(len(rows), dtype=bool)
     is_begin[1:] = links[1:] != links[:-1]
     begins = np.flatnonzero(is_begin)
@@ -225,10 +225,10 @@ def share_first_links(wants: Floats, first_links: Ints, sendable: Floats) -> Flo
     ends[:-1] = begins[1:]
     ends[-1] = len(rows)
     group_of_row = np.cumsum(is_begin) - 1
-    wanted_before = np.cumsum(wanted) - wanted
-    wanted_before -= wanted_before[begins][group_of_row]
+    bytes_before = np.cumsum(sorted_bytes) - sorted_bytes
+    bytes_before -= bytes_before[begins][group_of_row]
     flows_left = ends[group_of_row] - np.arange(len(rows))
-    shares = (sendable[links] - wanted_before) / flows_left
+    shares = (sendable[links] - bytes_before) / flows_left
     link_share = np.maximum(np.maximum.reduceat(shares, begins), 0.0)
-    sent[rows] = np.minimum(wanted, link_share[group_of_row])
+    sent[rows] = np.minimum(sorted_bytes, link_share[group_of_row])
     return sent

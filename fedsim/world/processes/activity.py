@@ -210,7 +210,8 @@ class ComputeActivity(Activity):
             return
         outcome: Outcome = "lost"
         priority = CUT
-        if self.ends <= self.until > self._environment.now:
+        is_reachable = self._environment.now < self.until
+        if is_reachable and self.ends <= self.until:
             outcome = "done"
             priority = NORMAL
         ring = partial(self.finish, outcome)

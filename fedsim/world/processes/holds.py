@@ -131,7 +131,7 @@ class Holds:
             self._switch(int(key), is_off=bool(values))
 
     def _limit_link(self, link: str, values: list[float]) -> None:
-        """Limit a link to the least of the rates in ``values`` (bytes/s); end its limit if empty."""
+        """Limit a link to the least rate in ``values`` (bytes/s); end its limit if there is none."""
         rate = min(values, default=None)
         if self._network.limits.get(link) == rate:
             return
