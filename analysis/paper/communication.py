@@ -109,7 +109,7 @@ class CommunicationLine:
         return means
 
     def numbers(self) -> list[NumberRow]:
-        """Return the rows of the figure's CSV: one per run, per mean, and per point of the curve."""
+        """Return the rows of the figure's CSV: a row for each run, each mean and each curve point."""
         rows: list[NumberRow] = []
         for run in self.runs:
             row: NumberRow = {"line": self.name, "number": "bytes to target", "seed": run.seed}

@@ -83,7 +83,7 @@ class OnlyWith:
         self._values = values
 
     def check(self, spec: "Spec", name: str) -> None:
-        """Raise ``ValueError`` if a key is set that has no effect in its table.
+        """Raise ``ValueError`` if the key is set, but another key makes it have no effect.
 
         Args:
             spec: the table.

@@ -11,15 +11,18 @@ USED = 1
 
 
 class LabelHistory:
-    """Counts of a real device's samples by class, now and at earlier tasks; int64 [C] each.
+    """Class counts of a deployed device's data, now and at earlier tasks; int64 [classes] each.
+
+    The data may change between tasks, and an answer may be lost, so that the strategy on the server
+    knows older counts.
 
     Args:
-        present: counts of the device's data as this process has read them.
+        present: counts of the data that the device has now.
 
     Attributes:
-        first: counts in the device's first task.
-        used: counts in its last task.
-        reported: counts in its last task whose answer has arrived; the strategy knows of them.
+        first: counts at the device's first task.
+        used: counts at its last task.
+        reported: counts at the last task whose answer reached the server.
     """
 
     def __init__(self, present: Ints) -> None:

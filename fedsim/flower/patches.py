@@ -66,7 +66,7 @@ class ClientCall:
 
 
 class SessionBase(Grid):  # type: ignore[misc]
-    """Interface of a simulated ServerApp's session to fedsim's patches of Flower's functions.
+    """Interface through which fedsim's replacements of Flower's functions use a running ServerApp.
 
     Attributes:
         folder: folder of the app.

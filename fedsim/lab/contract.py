@@ -509,7 +509,7 @@ class StrategyContract:
         )
 
     def test_time_and_bytes_without_learning(self, tmp_path: Path) -> None:
-        """With ``learning = "off"``, shared models cost bytes, and nothing is measured."""
+        """Check a run without learning: models that devices share are sent, and have no accuracy."""
         scenario = fedsim.Scenario(**self.eventful() | {"learning": "off"})
         job = Job(scenario, tmp_path / "run", Inline())
         summary = asyncio.run(job.execute()).summary

@@ -334,7 +334,7 @@ class Beginning:
             self.saving = PlannedSaving(scenario.checkpoint, self.run)
 
     def measure_present_models(self) -> "CheckpointedModels":
-        """Return count and size of the models that a checkpoint would contain now, in this trial."""
+        """Return count and size of the models that a checkpoint would contain if it were saved now."""
         from fedsim.lab.planned_models import CheckpointedModels
 
         trained_devices = {device for device, _ in self.tally.trainings}

@@ -182,9 +182,10 @@ class PlannedSaving(Saving):
 
 
 class PlannedLinks(LinkedTensors):
-    """Sizes of the files that a trial's checkpoints would have for large arrays.
+    """Counter of the file sizes that checkpoints would have, for a forecast that writes none.
 
-    Checkpoints share the file of an array that has not changed in between.
+    Each large array has a file of its own. Checkpoints share the file of an array that has not
+    changed in between, by hard links.
 
     Attributes:
         peak_bytes: greatest size of all checkpoints at a time (bytes).

@@ -204,7 +204,12 @@ class ModelComputing:
         return call
 
     async def wait(self, work: "ResultOf") -> Any:
-        """Wait for a future result that ``begin`` has returned."""
+        """Wait for the result of a training that a worker computes, and return it.
+
+        Args:
+            work: a worker's future result of several trainings, with the position of the wanted one,
+                as ``begin`` returns it.
+        """
         results = await self._wait_for(work.future)
         return results[work.position]
 

@@ -131,8 +131,8 @@ class Evaluation:
 
         Args:
             metric: the metric.
-            over: ``pooled`` for the value over all answers, ``device-mean`` for the mean of the
-                devices' values.
+            over: ``pooled`` for the value over the test samples of all devices together,
+                ``device-mean`` for the mean of the devices' values.
         """
         facts = [entry for entry in self.facts.get(metric.name, ()) if len(entry)]
         if over != "pooled":

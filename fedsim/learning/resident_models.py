@@ -122,11 +122,11 @@ class TrainedModel(NamedTuple):
 class ResidentModels:
     """Store of models on a torch device: starts and results of trainings, and models to be tested.
 
-    On a GPU a model of the host is copied when it is used first, and a model that is computed there
-    stays. If the memory for models is full, the copies that were used longest ago are freed, and
-    made anew when they are used again; results that have no room then come back at once. On a CPU
-    models are used as they lie on the host. Several threads may use an object at once. Each worker
-    process has an object with its own copies, and sends all results to the host.
+    A GPU has copies of models: a model of the host is copied at its first use, and the result of a
+    training stays on the GPU. If the memory for models is full, the copies that were used longest
+    ago are freed, and a result that does not fit is moved to the host at once. A freed copy is made
+    again at its next use. On a CPU there are no copies. Several threads may use an object at once.
+    Each worker process has an object with its own copies, and sends all results to the host.
 
     Args:
         device: the torch device.

@@ -118,9 +118,11 @@ class LedgerState(TypedDict):
     """State of ``Ledger`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
-        down, up, peer, wasted, by_purpose: as in ``Ledger``.
+        down, up, peer: bytes to devices, from devices, and between other endpoints.
+        wasted: bytes of messages whose work was not used.
+        by_purpose: bytes by purpose of the payload, such as ``model``.
         by_task: task ID -> bytes so far, for running tasks.
-        idle: task ID -> True if a training of the task finished no epoch.
+        idle: task ID -> True if a training of the task ended before its first epoch was finished.
         at_edges: task ID -> bytes of the task, if its answer waits at an edge server.
     """
 

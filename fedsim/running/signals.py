@@ -52,15 +52,16 @@ def raise_interruption(number: int, frame: FrameType | None) -> None:
 def interrupted_once(
     interrupt: Callable[[int], None], on_second: Callable[..., object] = raise_interruption
 ) -> Iterator[Interruption]:
-    """Return a context in which a first signal requests a command's end, and a second ends it at once.
+    """Context manager: in the block, a first signal requests the end, and a second ends it at once.
+
+    After the first signal, the signals by which a batch system announces its end are ignored.
 
     Args:
-        interrupt: called with the first signal.
-        on_second: handler of the second signal; by default it raises ``KeyboardInterrupt``. After the
-            first signal, announcements of batch systems are ignored.
+        interrupt: function that requests the end; it receives the number of the first signal.
+        on_second: handler of the second signal; by default it raises ``KeyboardInterrupt``.
 
     Yields:
-        The interruption, which has no number yet.
+        The interruption; its ``number`` is set when the first signal comes.
     """
     interruption = Interruption()
 

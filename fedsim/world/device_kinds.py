@@ -310,7 +310,9 @@ class CapacityModel(Spec):
         raise NotImplementedError
 
     def jitters(self, streams: Streams, devices: int) -> Floats | None:
-        """Return how much each device's epoch times vary, if ``population.jitter`` is not set.
+        """Return how much the epoch times of each device vary by its kind.
+
+        The key ``population.jitter``, if it is set, replaces these values.
 
         Args:
             streams: random streams of the run.

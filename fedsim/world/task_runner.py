@@ -378,8 +378,8 @@ class TaskRunner:
     def end(self, task_id: int, cause: Cause) -> None:
         """End a running task now; nothing changes if it has ended.
 
-        A step that completes at the very time at which its task is ``late`` still counts; the task
-        then ends in its next step.
+        If ``cause`` is ``late`` and the running step is complete at this very time, the step still
+        counts: it ends as done, and the task ends at the begin of its next step.
 
         Args:
             task_id: ID of the task.

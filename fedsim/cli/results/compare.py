@@ -26,7 +26,14 @@ class CompareResult(VerbResult):
 class WhatifResult(VerbResult):
     """JSON output of ``fedsim whatif``, which repeats a run with changes to its scenario.
 
-    It has both run folders and their measures side by side.
+    Attributes:
+        run, changed: run folders of the original run and of the repeated run.
+        status: status of the repeated run.
+        changes: the changed keys, each as ``key=value``.
+        page: path of the HTML page with both timelines; None if none was written.
+        answers: results of the comparison in sentences.
+        tables: measures of both runs, side by side.
+        totals_s: run folder -> activity -> simulated time on the run's critical path (s).
     """
 
     verb: Literal["whatif"] = "whatif"

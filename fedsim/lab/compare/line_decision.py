@@ -21,17 +21,17 @@ _USUAL_STEP = 0.01  # difference of accuracies and metrics
 
 @dataclass(frozen=True)
 class LineDecision:
-    """Decision on the best of several lines, in a study that adds seeds until it is sure.
+    """Decision on the best variant of a study that adds seeds until it is sure.
 
-    A line is a variant of a study, identified by its index in the comparison. Properties give the
-    decision, its error and what it cost in runs and time as sentences.
+    In a comparison a variant is a line, identified by its index. The properties describe in
+    sentences the decision, the probability that it is wrong, and its cost in runs and time.
 
     Attributes:
         outcome: best line or lines, and the lines that were dropped.
         rule: the rule of the study by which seeds are added.
         measure: measure, such as a cost, by which lines are compared.
-        tolerance: difference that does not matter: a share of a cost, or a difference of other
-            figures.
+        tolerance: largest difference that does not matter: relative for a cost, such as .05, and
+            absolute for any other measure, such as an accuracy.
         names: names of the lines by their indices.
         runs: count of the finished runs of the compared lines.
         real_s: real time of these runs together (s).

@@ -27,8 +27,8 @@ def choose_solver(
     Args:
         model: layers as data, or a module.
         device: the torch device on which the solver computes.
-        solver_name: ``training.solver``; ``fast`` allows gradients in closed form, and stacks of
-            models on a GPU.
+        solver_name: ``training.solver``: ``reference``; ``fast``, which allows gradients in closed
+            form, and stacks of models on a GPU; or ``cohort``, stacks on any device.
         trainer: the scenario's trainer; None for fedsim's SGD.
         losses: a function that computes the loss of each sample, [n]; None for cross-entropy.
         lanes: ``training.lanes``, the count of models in a stack.

@@ -329,15 +329,15 @@ class Stack:
         return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
     def descend(self, plan: LanePlan, x: Tensor, y: Tensor, steps: LaneSteps) -> Tensor:
-        """Carry out all SGD steps of the stacked trainings.
+        """Carry out all SGD steps of W trainings at once; each is a lane of the stack.
 
         The host does not wait for the torch device between steps.
 
         Args:
-            plan: the batches.
+            plan: the batches of each lane.
             x: samples of all lanes, [n, *shape].
             y: their targets, [n, ...].
-            steps: changes the models by their gradients.
+            steps: optimiser that changes the lanes' models by their gradients.
 
         Returns:
             The sum of the samples' losses in the last epoch, for each lane, float64 [W].

@@ -37,7 +37,7 @@ class StepFields(TaskFields):
 
 
 class BatteryFields(TypedDict):
-    """Fields of the record ``battery``, the present state of a device's battery, that meters read.
+    """Fields of the record ``battery``, the state of a device's battery, as meters read them.
 
     Attributes:
         device: index of the device.

@@ -211,7 +211,10 @@ class LinkComponent(SteadyFlows):
         return list(zip(plan.ends[is_new].tolist(), self._id[is_new].tolist(), strict=True))
 
     def is_over(self, now: float) -> bool:
-        """Return whether the step that ``plan`` computed ends by ``now`` (s); False without one."""
+        """Return whether the time step that is being simulated ends by ``now`` (s).
+
+        The result is False if no step has been planned.
+        """
         return self._plan is not None and self._since + self._plan.length_s <= now
 
     def _find_next_end(self, plan: StepPlan) -> None:

@@ -180,9 +180,9 @@ class NetworkModel(Spec):
 
     @property
     def shared_links(self) -> Sequence[SharedLinks]:
-        """Shared links whose rates are keys of the section ``[network]``, each with key and rate.
+        """Links that several devices share and whose rate is a key of the section ``[network]``.
 
-        A rate may be a trace, i.e. values over time.
+        Each entry has the key and the rate, which may be a trace (values over time).
         """
         return ()
 

@@ -135,7 +135,7 @@ class StepServices(Protocol):
 
     @property
     def computing(self) -> ComputationTimer:
-        """Part that computes when a task's trainings and evaluations end, and ends them then."""
+        """Timer that ends each training or evaluation of a task at its computed time."""
 
     @property
     def battery_watch(self) -> ChargeWatch:
