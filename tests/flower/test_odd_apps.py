@@ -281,7 +281,7 @@ def test_time_left_goes_by_the_app_s_rounds_and_is_not_told_without(
     (tmp_path / "pyproject.toml").write_text(components + named)
     app, shown = fedsim.Scenario(**scenario(str(tmp_path))), io.StringIO()
     progress = RunProgress(app.strategy.horizon(app.stop), Console(file=shown))
-    progress._began -= 60.0  # as if the run had begun a minute ago
+    progress._start_s -= 60.0  # as if the run had begun a minute ago
     progress.take(Record(10.0, "round", {"round": 1, "accuracy": None}))
     assert (" left" in shown.getvalue()) == (planned is not None)
 
