@@ -99,7 +99,7 @@ def fingerprints(sections: Sections, executor: Executor) -> tuple[str, str]:
     return summary["events_sha256"], summary["models_sha256"]
 
 
-class Preceded:
+class Preceded(Executor):
     """An executor on whose workers something happens before each call."""
 
     def __init__(self, inner: Executor, before: Callable[..., None], *given: Any) -> None:
