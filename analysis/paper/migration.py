@@ -131,10 +131,11 @@ def event_times(attempts: Attempts) -> dict[str, Floats]:
     for mark in attempts.activities.marks:
         if mark.kind in ("shift", "noticed"):
             times[mark.kind].append(mark.time)
-    moves = history.migrations
-    times["move"] = moves.loc[moves["why"] != "split", "time"].tolist()
-    first = history.moves.drop_duplicates("device")
-    times["joined"] = first.loc[first["group"] >= 0, "time"].tolist()
+    migrations = history.migrations
+    times["move"] = migrations.loc[migrations["why"] != "split", "time"].tolist()
+    first_assignments = history.moves.drop_duplicates("device")
+    has_group = first_assignments["group"] >= 0
+    times["joined"] = first_assignments.loc[has_group, "time"].tolist()
     for attempt in attempts.all:
         if attempt.is_preparation:
             times["pre-training"] += [step.start for step in attempt.of_kind("train")]

@@ -101,7 +101,11 @@ def _check_draws(scenario: Sections) -> Iterator[str]:
 
 
 def _check_edges(scenario: Sections) -> Iterator[str]:
-    """Yield a message if the strategy needs edge servers and the network has none."""
+    """Yield a message if the strategy needs edge servers and the network has none.
+
+    Raises:
+        ScenarioError: the strategy cannot use this count of edge servers.
+    """
     strategy = scenario.strategy
     if not strategy.traits.at_edges:
         return

@@ -29,17 +29,18 @@ def check_local_keys(scenario: "Sections") -> Iterator[str]:
             "learning; leave it out"
         )
         return
-    reasons = {**strategy.why_not.by_device}
+    reason_by_key = {**strategy.why_not.by_device}
     if "local_epochs" not in strategy.takes():
-        reason = "its devices do not train for 'local_epochs'"
-        reasons |= dict.fromkeys(("epochs", "steps"), reason)
+        # both keys replace ``local_epochs``
+        for key in ("epochs", "steps"):
+            reason_by_key[key] = "its devices do not train for 'local_epochs'"
     if strategy.selected_by is not None:
-        reasons |= strategy.selected_by.not_by_device
+        reason_by_key |= strategy.selected_by.not_by_device
     for key in local.keys:
-        if key in reasons:
+        if key in reason_by_key:
             yield (
                 f"population.local.{key} is given, which {strategy.called} does not take by "
-                f"device: {reasons[key]}"
+                f"device: {reason_by_key[key]}"
             )
 
 

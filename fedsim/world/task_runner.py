@@ -199,7 +199,7 @@ class TaskRunner:
         """
         step = task.steps[task.position]
         flow = task.flow
-        was_cut = cause is not None
+        was_interrupted = cause is not None
         if task.alarm is not None:
             task.alarm.cancel()
             task.alarm = None
@@ -214,7 +214,7 @@ class TaskRunner:
             self.battery_watch.end_step(task, sent, is_flat=cause == "battery")
         if cause is None:
             task.position += 1
-            if was_cut:
+            if was_interrupted:  # the step counts as complete: the next one is interrupted instead
                 self._watch_disconnection(task)
         return cause
 
@@ -453,6 +453,7 @@ class TaskRunner:
         }
 
     def restore(self, state: RunnerState) -> None:
+        # availability depends on the batteries, so that they are restored before the tasks begin
         self.battery_watch.restore_batteries(state["batteries"])
         self._asked = state["tasks"]
         self.times_asked = Counter(dict(state["times_asked"].tolist()))
@@ -462,7 +463,7 @@ class TaskRunner:
             task.take_up()
             task.done = Signal(self._env)
             if task.flow is not None:
-                task.flow.done = task.carried_out
+                task.flow.done = task.carried_out  # checkpoints do not save functions
             self._start_process(task)
         self.battery_watch.restore_tasks(state["batteries"])
         self.computing.restore(state["computations"])

@@ -333,17 +333,18 @@ class SecurePhases:
                 server.end(task, "late")
             return False
         answered = sorted(state.answered)
-        if state.phase == "secure-shares":
-            state.masked = answered
-            self._round.cohort = [device for device in answered if server.clients.idle(device)]
-            return True
-        if state.phase == "secure-keys":
-            generator = server.rng("secure-graph", self._round.round)
-            order = generator.permutation(len(answered)).tolist()
-            state.graph = self._costs.graph([answered[place] for place in order])
-            self.begin("secure-shares", answered)
-        else:
-            self._unmask(answered)
+        match state.phase:
+            case "secure-keys":
+                generator = server.rng("secure-graph", self._round.round)
+                order = generator.permutation(len(answered)).tolist()
+                state.graph = self._costs.graph([answered[index] for index in order])
+                self.begin("secure-shares", answered)
+            case "secure-shares":
+                state.masked = answered
+                self._round.cohort = [device for device in answered if server.clients.idle(device)]
+                return True
+            case _:  # secure-unmask
+                self._unmask(answered)
         return False
 
     def _unmask(self, answered: list[int]) -> None:

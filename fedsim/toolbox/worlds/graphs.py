@@ -106,7 +106,8 @@ class Graph(Network):
                 all_links[f"edge {edge} receive"] = edges.receive[edge]
                 all_links[f"edge {edge} send"] = edges.send[edge]
             edge_latency = np.full(len(edges.nodes), edges.latency)
-            edge_of_devices = edges.of[np.arange(len(down)) % len(places)]
+            place_of_devices = np.arange(len(down)) % len(places)
+            edge_of_devices = edges.of[place_of_devices]
         super().__init__(
             simulation,
             all_links,
@@ -118,12 +119,12 @@ class Graph(Network):
             edges=edge_of_devices,
             hosts=[str(node) for node in hosts],
         )
-        if delay_s is not None:  # add the latencies of routes to those of the endpoints
+        if delay_s is not None:  # the base class has only added the latencies of the endpoints
             latencies = self._own_latency
             if edges is not None:
-                latencies = latencies + self._edge_latency[self.edges]
-            delays = self._delays(len(latencies), lambda place: SERVER)
-            self.latencies = in_ticks(latencies + delays)
+                latencies = latencies + self._edge_latency[edge_of_devices]
+            delays_to_server = self._delays(len(latencies), lambda _: SERVER)
+            self.latencies = in_ticks(latencies + delays_to_server)
 
     def _delays(self, devices: int, endpoint_of: Callable[[int], int]) -> Floats:
         """Return the latency of the route between each device and an endpoint of the network (s).

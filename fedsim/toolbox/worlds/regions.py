@@ -56,8 +56,9 @@ class Regions(Network):
         self._connections = connections
         self.repeats = len(of)
         self._access_s = latency
+        # device i stands for all devices of its region, which repeat with the period ``len(of)``
         region_latencies = np.array(
-            [self._connection(SERVER, place).round_trip / 2 for place in range(len(of))]
+            [self._connection(SERVER, device).round_trip / 2 for device in range(len(of))]
         )
         region_of_device = np.arange(len(latency)) % len(of)
         latencies = latency + region_latencies[region_of_device]
