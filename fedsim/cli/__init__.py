@@ -84,7 +84,7 @@ def main() -> None:
     click.get_current_context().call_on_close(lambda: gc.set_threshold(*threshold))
     # loading libraries makes many objects that are no garbage, so collect less often
     gc.set_threshold(100_000)
-    atexit.register(gc.freeze)  # no garbage collection of all objects at exit
+    atexit.register(gc.freeze)  # frozen objects are left out of the garbage collection at exit
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -32,7 +32,7 @@ CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 # cancelled alarms each time that its length has doubled.
 _LEAST_TRIM_LENGTH = 1024
 
-# SimPy's own step, found once, as ``super().step`` takes a tenth of the time of an event.
+# SimPy's own step, looked up only once. ``super().step`` would take a tenth of an event's time.
 _process_next = simpy.Environment.step
 
 # Entry that ``advance`` uses if the schedule is empty.
@@ -174,7 +174,7 @@ class Join(Event):
         self._environment = env
 
     def __await__(self) -> Generator[Any, None, Any]:
-        if not self._environment.handling:  # outside of simulated time: after a run
+        if not self._environment.handling:  # awaited after a run, outside of handlers
             import asyncio
 
             return (yield from asyncio.wrap_future(self.work).__await__())
@@ -258,7 +258,8 @@ class Environment(simpy.Environment):
         now = self._now
         while self.pending is None:
             when, priority, number, event = schedule[0] if schedule else _NEVER
-            # a call is at the present time; of equal priority, the earlier scheduled comes first
+            # A call is due at the present time. Of a call and an event with equal time and
+            # priority, the one that was scheduled first is processed first.
             if calls and (when > now or calls[0] < (priority, number)):
                 _, _, function = heappop(calls)
                 function()

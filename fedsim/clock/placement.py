@@ -12,7 +12,7 @@ _OPTION = "--resources"
 _EXAMPLE = """'{"num_cpus": 1, "num_gpus": 0.25, "memory": "2 GB"}'"""
 _KEYS = ("num_cpus", "num_gpus", "memory", "named")
 _MOST = 100_000  # greatest amount of a resource
-_STEP = 0.0001  # least amount that Ray counts
+_STEP = 0.0001  # Ray counts amounts in multiples of this
 
 
 @dataclass(frozen=True)

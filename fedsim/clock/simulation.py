@@ -524,7 +524,8 @@ class Simulation:
         self.env.handling = True
         try:
             waited = next(handler)
-            # raised in the handler itself, so that the traceback has its line
+            # the error is raised inside of the handler, so that the traceback has the handler's
+            # line
             while not isinstance(waited, Join):
                 waited = handler.throw(SimulationError(_FOREIGN_AWAIT))
         except StopIteration:

@@ -51,7 +51,7 @@ def start(
     """
     working_directory = Path.cwd().resolve()
     fedsim_folder = str(Path(__file__).absolute().parents[2])
-    # copied, because another thread may change it during the call, as a Flower app does
+    # ``sys.path`` is copied, as another thread, such as a Flower app's, may change it meanwhile
     absolute = [place for place in list(sys.path) if Path(place).is_absolute()]
     path = [place for place in absolute if Path(place).resolve() != working_directory]
     code = _CODE.format(
@@ -84,7 +84,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        self._received = 0  # count of placed objects that the process has
+        self._received = 0  # count of placed objects that were sent to the process
 
     def call(
         self, placed: Sequence[object], function: Callable[..., object], args: tuple[object, ...]
@@ -133,8 +133,8 @@ class WorkerProcess:
                 f"work cannot be sent to another process: {type(error).__name__}: {error}; "
                 "--executor threads sends none"
             ) from error
-        # The locations include modules that were allowed after the process began, as the pickle may
-        # refer to these.
+        # The process needs the present locations, because the pickle may refer to modules that were
+        # allowed after the process began.
         is_call = isinstance(thing, _WorkerCall)
         pickle.dump((module_locations(), is_call), self.process.stdin)
         Pickled(memory.getvalue(), buffers).write(self.process.stdin)

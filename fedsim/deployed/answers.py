@@ -27,7 +27,8 @@ from fedsim.learning.refs import Ref
 from fedsim.world.steps import Task
 
 _OUTCOMES = ("done", "late")
-# types of sample counts that are checked; a strategy may also send an array, which is not
+# A sample count of one of these types is checked. A strategy may also send an array as
+# ``samples``, which is not checked.
 _CHECKED_TYPES = (bool, int, float, str)
 _DEFAULT_CONTENTS = ("update", "samples", "epochs")  # contents of the default ``Client.reply``
 

@@ -71,8 +71,8 @@ def client_app(scenario: Path) -> ClientApp:
         return client_half(scenario, _device_of(context), pace_of(pace), str(slept))
 
     def hello(message: Message, context: Context) -> Message:
-        # Loads all modules and data that tasks need, so that a node that lacks one of them is
-        # noticed before the run begins.
+        # ``half_of`` loads all modules and data that tasks need. A node that lacks one of them is
+        # thus noticed before the run begins.
         device = half_of(context).device
         packet = Packet({"device": device, "fedsim": __version__, "flwr": flower_version})
         return Message(to_records(packet), reply_to=message)
@@ -91,7 +91,8 @@ def client_app(scenario: Path) -> ClientApp:
             memory = from_records(context.state)
         answer = half.answer(request, memory, clock, StepLog(task, half.device, log_folder()))
         answer.head["task"] = task
-        context.state.pop(ARRAYS, None)  # the new memory may have none
+        # if the new memory has no arrays, ``update`` alone would leave the old ones
+        context.state.pop(ARRAYS, None)
         context.state.update(to_records(memory))
         return Message(to_records(answer), reply_to=message)
 

@@ -45,7 +45,8 @@ from fedsim.running.scenario import Scenario
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.steps import Evaluate, Pause, Task, TaskStep, Train, Work
 
-# serial numbers of models, so that those of all tasks and devices differ
+# Each device, and each of its tasks, has a range of serial numbers of this size, so that no two
+# models have the same number.
 _SERIALS_A_TASK = 1 << 20
 _SERIALS_A_DEVICE = 1 << 40
 _PROBE_KEY = (1 << 31) - 1  # random key of trainings that only measure time
@@ -381,7 +382,7 @@ class DeviceHalf:
         """
         updates = TaskContext.of(task).ahead  # results of the task's trainings so far
         index = len(task.trained) - 1
-        if len(updates) != index:  # an earlier training is computed later, and so is this one
+        if len(updates) != index:  # an earlier training is not computed yet: this one must wait
             return
         began = time.perf_counter()
         update = self._side.train(task, training, index, version=0)
@@ -417,7 +418,7 @@ class DeviceHalf:
             training: the training whose epochs are tried.
         """
         epoch_s = 0.0
-        for _ in range(2):  # the first one also loads libraries
+        for _ in range(2):  # the first epoch also loads libraries
             epoch = replace(training, amount=LocalEpochs(1))
             model = self._learner.train(epoch, self.device, key=_PROBE_KEY)
             began = time.perf_counter()
@@ -478,7 +479,7 @@ class DeviceHalf:
         for place, model in models_in(instruction.contents):
             if model is start:
                 return place
-        # a copy of a model of the request has equal weights
+        # ``start`` may be a copy of a model of the request, so the weights are compared
         self._learner.compute_now(start)
         for place, model in models_in(instruction.contents):
             self._learner.compute_now(model)
@@ -550,7 +551,8 @@ class DeviceHalf:
         """
         context = TaskContext.of(task)
         answer = context.answer
-        # stored only if its arrival, of which the next request tells, changes the device's state
+        # The answer is stored only if its arrival changes the device's state. The next request
+        # tells whether the answer has arrived.
         last: SentAnswer | None = None
         if answer is not None and (self._acts_on_arrival or answer.residuals):
             last = SentAnswer.of(context.instruction, answer)

@@ -84,7 +84,7 @@ def with_steps(
     """
     tasks = _collect_tasks(records, logged)
     times = [record.time for record in records]
-    start_positions: dict[int, int] = {}  # index of the record task-start by task
+    start_positions: dict[int, int] = {}  # task -> index of its record task-start
     sortable: list[_SortableRecord] = []
     for position, record in enumerate(records):
         if record.kind in _MESSAGE_KINDS:
@@ -158,7 +158,8 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
             if is_cut and wire is not None:
                 delivered = min(size, wire.moved(task.device, direction, step_start, now))
             elif is_cut and (task.steps or outcome == "lost"):
-                # but a late device without known steps counts as having received its whole request
+                # Of a cut step nothing counts as delivered if its bytes are not measured. Only a
+                # late device whose steps are unknown counts as having received its whole request.
                 delivered = 0.0
             facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
         if step.name == "train":

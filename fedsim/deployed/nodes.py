@@ -51,12 +51,12 @@ class Nodes:
         self._down = ContentPacker(messages.down, run.learner)
         self._answers = AnswerReader(run)
         self._node_of_device: dict[int, int] = {}
-        # by device, the node that takes over when the first is gone
+        # device -> the node that takes over when the device's first node is gone
         self._successors: dict[int, int] = {}
         self._refused: list[str] = []  # reasons for which nodes are not used
-        self._greeted: set[int] = set()  # nodes
-        self._greetings: dict[str, int] = {}  # node by ID of the message that greets it
-        self._unanswered: dict[str, Task] = {}  # task, perhaps ended, by ID of its request
+        self._greeted: set[int] = set()  # nodes to which a greeting was sent
+        self._greetings: dict[str, int] = {}  # ID of a greeting -> the greeted node
+        self._unanswered: dict[str, Task] = {}  # ID of a request -> its task, perhaps ended
         self._replies = Replies(grid)
         self._arrivals = 0
         self.clock_runs = False

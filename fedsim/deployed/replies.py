@@ -82,6 +82,6 @@ class Replies:
                 continue
             for reply in replies:
                 self._arrived.append(Reply(name, time.time(), reply))
-            if not replies:  # not there yet
+            if not replies:  # the reply has not arrived yet
                 with self._lock:
                     self._open.append(name)

@@ -139,7 +139,7 @@ class Deployment:
         clock.listen(_log_round, kinds=("round",))
         clock.post(run.dispatch.start)
         files.make(out)
-        # writes whole lines, in case the process is killed
+        # the file is buffered by line, so that it has only whole lines if the process is killed
         with (out / EVENTS).open("w", buffering=1) as file:
 
             def write(record: Record) -> None:
@@ -153,7 +153,7 @@ class Deployment:
             try:
                 stopped = asyncio.run(clock.run())
                 status = "done"
-            finally:  # results until an error are kept
+            finally:  # results before an error are written too
                 self._nodes.end()
                 file.close()
                 self._write(out, status, stopped)

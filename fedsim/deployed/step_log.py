@@ -28,7 +28,7 @@ arrive.
 BEGAN = "began"
 """File in that folder with the time of the day at which the server's clock began."""
 _NAMES = (DOWNLOAD, START_UP, TRAIN, EVALUATE, COMPUTE, SLEEP, UPLOAD)
-_COUNTS = ("epochs", "asked")  # facts of a training
+_COUNTS = ("epochs", "asked")  # facts of a training step that are counts
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ from fedsim.common.files import read_text
 FILE = "wire.csv"
 """File in the folder of step logs: time of the day (s), device, bytes to it and from it so far."""
 _EVERY_S = 0.05
-_RECEIVED = 0  # fields of a line of /proc/net/dev, after the name of the device
+# positions of the byte counters in a line of /proc/net/dev, after the interface's name
+_RECEIVED = 0
 _SENT = 8
 
 
@@ -37,7 +38,7 @@ def sample(file: Path, clients: int) -> None:
                 if not number.isdecimal() or not 1 <= int(number) <= clients:
                     continue
                 counts = text.split()
-                # an interface of the core, between clients and server, sends what a client receives
+                # the interface is the router's end of the link: it sends what the client receives
                 counters = int(counts[_SENT]), int(counts[_RECEIVED])
                 device = int(number) - 1
                 if last.get(device) != counters:

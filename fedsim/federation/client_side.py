@@ -200,7 +200,7 @@ class ClientSide:
                 model_ahead = next(models_ahead, None)
                 was_cut_off = epochs != step.training.epochs
                 if was_cut_off:
-                    model_ahead = None  # it is the result of the whole training
+                    model_ahead = None  # computed for the whole training, which was cut off
                 if epochs:
                     self._add_training(task, step.training, epochs, model_ahead, results)
         update = results.updates[-1] if results.updates else None
@@ -212,7 +212,7 @@ class ClientSide:
             results.start,
             results.tested,
             earlier=results.updates[:-1],
-            trained=update,  # stays, if ``Client.computed`` or an attack replaces the update
+            trained=update,  # kept even if ``Client.computed`` or an attack replaces ``update``
         )
 
     def _add_training(

@@ -21,9 +21,10 @@ from fedsim.federation.notices import NoticeKind
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
 
-_BYTES_PER_DEVICE = 200  # memory (bytes) for phase and ID, while all devices are looked at
+_BYTES_PER_DEVICE = 200  # memory for a device's phase and ID (bytes), if all devices are looked at
 _INTEGERS = (int, np.integer)
-_LEAST_CHECKED = 16  # devices checked at once for availability; one takes about as long as 16
+# least count of devices whose availability is checked at once: 1 takes about as long as 16
+_LEAST_CHECKED = 16
 
 
 class Clients:
@@ -265,7 +266,7 @@ class Clients:
         if idle:
             numbers = numbers[self._are_idle(numbers)]
         allowed = set(numbers.tolist())
-        if len(allowed) == len(devices):  # otherwise a device is not allowed, or is there twice
+        if len(allowed) == len(devices):  # otherwise a device is not allowed, or is listed twice
             return list(devices)
         device, fault = self._find_fault(devices, allowed)
         condition = ""

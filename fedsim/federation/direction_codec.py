@@ -99,7 +99,8 @@ class DirectionCodec:
             added_up: names of contents that device and server each add up over rounds. The codec is
                 ``Codec.for_added_up``, and no residuals are stored.
         """
-        # a lossless codec, too, must complete a part of a model to a whole model
+        # A lossless codec returns the contents as they are, unless they have a part of a model: the
+        # receiver completes the part to a whole model.
         has_parts = any(isinstance(value, Partial) for value in contents.values())
         if self._is_lossless and not has_parts:
             return CodedContents(contents, {})

@@ -180,7 +180,8 @@ class Dispatch:
         request = self.envelopes.request(device, contents, job, round_number)
         if continues:
             self.updates.continue_task(device, round_number)
-        # only a device's last task can be continued, and the new one is not done
+        # Only a device's last task can be continued, and only if it is done. From here on, the last
+        # task is the new task, which is not done.
         self.updates.continuable.pop(device, None)
         edge = self.messages.edge_of(device) if at_edge else None
         task = self.tasks.start(

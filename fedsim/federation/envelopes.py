@@ -171,7 +171,7 @@ def _copy_loss(contents: Contents, arriving: Contents, result: LocalResult) -> N
     if result.trained is None or update is None:
         return
     if update is result.trained and arriving is contents:
-        return  # the server receives the trained model itself, which has its loss
+        return  # the server receives the trained model itself, so the loss is already set
     for name, value in contents.items():
         model = value.model if type(value) is Partial else value
         if model is update and arriving[name].loss is None:

@@ -34,7 +34,7 @@ NOT_MEASURED: Figures = dict.fromkeys(
 )
 
 # A task's ID is the key of the random streams that shuffle its samples. Fine-tuning has this key,
-# which is greater than any ID, so that it draws no shuffle of a task.
+# which is greater than any ID, so that fine-tuning never repeats the shuffle of a task.
 _FINE_TUNING = 1 << 62
 
 
@@ -161,8 +161,8 @@ class Evaluator:
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(round_number):
-            # Before the test, which computes the updates: the model after the first epoch can be had
-            # only of an update that is not computed yet.
+            # This is done before the test, because the test computes the updates. The model after
+            # the first epoch is available only while its update is not computed yet.
             trained = self._trained_models(updates)
             tested = await self._test_models(models, self._accuracy_over(strategy.score))
             if tested is None:
@@ -217,7 +217,8 @@ class Evaluator:
             return None
         self.last = evaluation
         if self._spec.score == "historical":
-            # ``last`` remains the test of each device by its present model
+            # Here each model is tested on all devices that it ever served. These results are only
+            # for the figures: in ``last`` each device is tested with its present model.
             ever_served = {name: (ref, self.served[name]) for name, (ref, _) in models.items()}
             historical = await learner.evaluate(self._with_present_devices(ever_served))
             evaluation = historical or evaluation

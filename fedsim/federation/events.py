@@ -17,8 +17,8 @@ RoundCount = Literal["valid", "slow", "disconnected"]
 """Column of ``rounds.parquet`` in which a round counts a task."""
 
 # An outcome of a task has three forms. ``Outcome`` is recorded, the server learns
-# ``VisibleOutcome``, and the round counts the task in a column. A strategy may count otherwise,
-# such as CATA-Fed a client without a finished epoch.
+# ``VisibleOutcome``, and the round counts the task in a column. A strategy may count a task
+# otherwise, as CATA-Fed does if the client has finished no epoch.
 #
 # recorded            the server learns   counted as
 # done                done                valid

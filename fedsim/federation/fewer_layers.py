@@ -23,7 +23,8 @@ class FewerLayers:
 
     def __init__(self, population: Population, tensors: Callable[[], Sequence[Tensor]]) -> None:
         self._population = population
-        # stored, as a deployment that simulates no times later sets population.rooflines to None
+        # The rooflines are stored here, because a deployment that simulates no times later sets
+        # ``population.rooflines`` to None.
         self._rooflines = population.rooflines
         self._tensors = tensors
         self._frozen = cache(self._find_frozen)

@@ -61,7 +61,8 @@ def normalised_mutual_information(table: NDArray[np.int64]) -> float:
         return 1.0
     rows, columns = np.nonzero(table)
     cells = table[rows, columns]
-    # The ratio is of integers, so that independent groupings give the logarithm of exactly 1.
+    # Both products are integers. If the groupings are independent, the ratio is therefore exactly
+    # 1, and its logarithm 0.
     ratios = (cells * n) / (row_sums[rows] * column_sums[columns])
     information = float((cells / n * np.log(ratios)).sum())
     return min(max(information / mean, 0.0), 1.0)

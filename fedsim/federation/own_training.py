@@ -14,7 +14,8 @@ from fedsim.world.steps import Task, TaskStep, Train
 
 AnyClient = Client[Any]
 
-_MAX_CACHED = 4_096  # most client halves in memory; any other is built again when it is needed
+# most ``Client`` objects and learning rates in a cache; others are built again when needed
+_MAX_CACHED = 4_096
 
 
 class LocalTrainings:

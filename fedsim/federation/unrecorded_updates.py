@@ -121,7 +121,7 @@ class UnrecordedUpdates:
                 tasks_by_serial.setdefault(serial, []).append(task)
         weights: dict[int, float] = {}
         for update in updates:
-            # several tasks may have sent the same model; each update stands for one of them
+            # if several tasks have sent the same model, each update stands for one of these tasks
             candidates = tasks_by_serial.get(update.update.serial, ())
             unlisted = [task for task in candidates if task not in weights]
             if unlisted:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch  # not only when an app imports it, as its generator is seeded before the app is loaded
+import torch  # imported here, as torch's generator is seeded before an app is loaded
 
 from fedsim.flower.app import App, Half
 from fedsim.flower.app_errors import is_within

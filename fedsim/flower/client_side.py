@@ -188,12 +188,12 @@ def _start_counting(job: AppJob, stack: ExitStack) -> Callable[[], float | None]
     is_train_message = is_training(job.message.metadata.message_type)
 
     def count(module: Module, inputs: tuple[object, ...]) -> None:
-        # samples on which a training message tests the model are not counted
+        # a forward pass without gradients is a test, whose samples do not count for a training
         if is_train_message and not torch.is_grad_enabled():
             return
         for value in inputs:
             if isinstance(value, torch.Tensor):
-                samples[module] += len(value) if value.dim() > 1 else 1  # a vector is a sample
+                samples[module] += len(value) if value.dim() > 1 else 1  # a vector is one sample
                 return
 
     stack.callback(register_module_forward_pre_hook(count).remove)
@@ -273,7 +273,7 @@ def bytes_of(message: Message, content_bytes: int | None = None) -> int:
 
 def bytes_of_content(content: RecordDict) -> int:
     """Return the serialised size of a message's content, in Flower's format (bytes)."""
-    # Serialising an array stores chunks in it, which would take memory as long as the message lives.
-    # They are stored in a copy instead. It shares the arrays' bytes, as these are immutable.
+    # Serialising an array stores chunks in it, which would take memory as long as the message
+    # lives. They are stored in a copy instead. It shares the arrays' bytes, as these are immutable.
     objects = get_all_nested_objects(deepcopy(content))
     return sum(len(nested.deflate()) for nested in objects.values())

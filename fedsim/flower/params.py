@@ -105,7 +105,8 @@ class SamplesTaken:
 
     def __init__(self, time: SamplesTime) -> None:
         self._time = time
-        # type of message -> least and greatest num-examples, and a text on their factor
+        # type of message -> least and greatest num-examples of the replies, and a text about the
+        # factor by which they are multiplied
         self._ranges: dict[str, tuple[float, float, str]] = {}
         self._warnings: dict[str, str] = {}
 

@@ -206,7 +206,7 @@ def _replace_clock(name: str, scale: float, begin_s: float) -> None:
         if app is None:
             return real()
         if isinstance(app, ClientCall):
-            number = type(real())  # float or int
+            number = type(real())  # type of the clock's value, float or int
             return real() + number(app.slept_s * scale)
         simulated = (begin_s + app.clock()) * scale
         return simulated if scale == 1.0 else round(simulated)  # nanoseconds are integers
@@ -222,7 +222,7 @@ def _replace_sleep() -> None:
     def sleep(seconds: float) -> None:
         app = _app_of_caller()
         if app is None or not 0 <= seconds < math.inf:
-            real(seconds)  # raises the usual error if a simulated app passes an invalid time
+            real(seconds)  # sleeps; raises the usual error for an invalid time of a simulated app
         elif isinstance(app, ClientCall):
             app.slept_s += seconds
         else:

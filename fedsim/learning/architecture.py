@@ -286,7 +286,7 @@ class Architecture:
         parts = []
         for _, layer in self.trained():
             outputs, inputs, *window = layer.kernel_shape
-            # fan-in plus fan-out, each times the window's pixels
+            # sum of fan-in and fan-out; each is the count of channels times the window's pixels
             fans = (inputs + outputs) * math.prod(window)
             limit = math.sqrt(6.0 / fans)
             parts.append(generator.uniform(-limit, limit, math.prod(layer.kernel_shape)))

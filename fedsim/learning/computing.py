@@ -133,7 +133,7 @@ class ModelComputing:
             return
         # serial -> position in the order of waves, in which records are written
         positions = {ref.serial: index for index, ref in enumerate(chain.from_iterable(waves))}
-        del waves  # holds references to all models
+        del waves  # would keep all models in memory
         self._records = []
         try:
             await Stream(self, self.scratch).compute(models, stay=stay)
@@ -284,7 +284,7 @@ class ModelComputing:
             recipes: the recipe of each model, which the model itself has dropped.
         """
         for ref, computed in zip(wave, recipes, strict=True):
-            if isinstance(computed, Best):  # a choice shares the memory of the chosen model
+            if isinstance(computed, Best):  # shares the memory of the chosen model
                 continue
             models = computed.models if isinstance(computed, Applied) else ()
             self.scratch.hold(ref, derived_of(computed, models))
@@ -419,7 +419,7 @@ class ModelComputing:
         Args:
             most: count of models if memory does not limit it.
         """
-        # size of one model in each of the requests that may be in progress
+        # memory for one model in each request that may be in progress (bytes)
         size = 4.0 * self.parameters * WAITING * self.workers
         return max(1, min(most, int(self.memory_bytes / size)))
 

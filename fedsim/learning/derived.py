@@ -90,7 +90,7 @@ def derived_of(recipe: Recipe | None, models: Sequence[Ref | None]) -> Derived |
     model, values = models
     if model is None or values is None or model.held is None or values.held is None:
         return None
-    if isinstance(model.held, Derived):  # each read would read a chain of models
+    if isinstance(model.held, Derived):  # every read would have to follow a chain of derived models
         return None
     length = model.held.shape[0]
     is_small = values.held.shape[0] <= MOST_SHARE * length

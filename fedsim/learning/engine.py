@@ -120,7 +120,8 @@ class Learning(Learner):
             self._try_module(data)
         if isinstance(self._solver, Cohort):
             self._try_stack(self._solver, data)
-        # ``Dense``, the only solver that is no ``Reference``, computes on the host
+        # ``Dense`` is the only solver that is no ``Reference``. It computes on the host, and needs
+        # no memory of a torch device.
         models_bytes = None if isinstance(self._solver, Reference) else 0.0
         self._models = ResidentModels(device, models_bytes)
         self._work = LocalWork(self._solver, training, samples, self._models, streams)
@@ -382,8 +383,8 @@ class Learning(Learner):
         devices = [device for _, device in models]
         shards = [self._tests.shard(device) for device in devices]
         sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
-        # models by count of samples, as solvers pad samples to the largest count in a request;
-        # without models that have no samples
+        # The models are sorted by count of samples, because solvers pad samples to the largest
+        # count in a request. Models without samples are left out.
         order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
         chunk_size = self._computing.models_at_once(_TESTED_AT_ONCE)
 
@@ -482,7 +483,7 @@ class Learning(Learner):
         """
         model = self._model
         ids = () if index is None else (0, index)
-        # torch's seeds are signed, so that a word gives 63 bits
+        # torch's seeds are signed, so that only 63 of the 64 bits can be used
         seed = self._streams.word(_INIT, *ids) >> 1
         module = model.plain_module(self._shape, self._classes, seed)
         if self._architecture is not None and index is not None:

@@ -37,7 +37,7 @@ def entropy_watched() -> Iterator[list[str]]:
         The list of the draws so far, as files and lines such as ``nets.py:12``.
     """
     places: list[str] = []
-    outer_places = getattr(_thread, "places", None)  # of a surrounding context
+    outer_places = getattr(_thread, "places", None)  # the list of a surrounding context
     _thread.places = places
     _patch_sources()
     try:

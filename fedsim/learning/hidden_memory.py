@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from fedsim.common.arrays import AnyArray
 
-# a tensor with more values is compared by its version only, which torch raises at each change
+# Count of values above which a tensor is compared by its identity and version. Torch raises the
+# version at each change in place.
 _SMALL = 1 << 12
 _END_ENTRIES = 50  # entries compared at each end of a long container, unless all entries are plain
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -89,7 +90,7 @@ def read_memory(
             name = f"{part_name}.{key}" if part_name else key
             if name not in flat:
                 tokens[name] = reader.token(value)
-    # what the code of the classes reaches: their attributes, globals and closures
+    # memory that the code of the modules' classes can reach: class attributes, globals and closures
     reader = _Reader(skipped_ids, by_value)
     for key, value in _SharedMemory(parts.values()).values.items():
         tokens[key] = reader.token(value)
@@ -448,7 +449,8 @@ def _of_tensor(tensor: Tensor, *, by_value: bool) -> Token:
     if is_large or tensor.is_meta or tensor.layout != torch.strided:
         version = 0 if tensor.is_inference() else tensor._version
         return shape, tensor.dtype, id(tensor), version
-    # lazy conjugates and negatives are resolved, as their bytes are not of these values
+    # A tensor that is lazily conjugated or negated is resolved, because its memory still has the
+    # bytes of the original values.
     resolved = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return shape, tensor.dtype, resolved.reshape(-1).view(torch.uint8).numpy().tobytes()
 

@@ -190,8 +190,8 @@ class LocalWork:
         """Carry out several local trainings at once, at most ``at_once``."""
         results: dict[int, Solved] = {}
         trainings: dict[int, tuple[LocalSolve, Descent]] = {}
-        # The first job's solver serves all jobs: only ``Dense`` has a second one, and it takes one job
-        # at a time.
+        # The first job's solver serves all jobs: only ``Dense`` has a second one, and it takes one
+        # job at a time.
         solver = self._solver_of(jobs[0])
         for position, job in enumerate(jobs):
             solve = self._local_solve(job)
@@ -293,7 +293,8 @@ class LocalWork:
         results = []
         for shard, models, samples in jobs:
             x, y = self._samples.train(shard, samples)
-            inputs = x.clone()  # aligned by torch, as the last bits of results depend on it
+            # a copy in memory that torch aligns, as the last bits of results depend on alignment
+            inputs = x.clone()
             losses = []
             for model in models:
                 weights = self._models.flat(model)

@@ -103,7 +103,7 @@ def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
     if bool(is_not_finite.any()):
         current = tensor.to(array.dtype)
         is_unchanged = torch.equal(array.nan_to_num(1e30), current.nan_to_num(1e30))
-        if not is_unchanged:  # an equal mask of -inf, for example, may be loaded
+        if not is_unchanged:  # a mask of -inf that the model already has is allowed
             raise DataError(
                 f"{where} with {int(is_not_finite.sum())} of {array.numel()} numbers that are not "
                 "finite (NaN or infinity); allowed are finite numbers"

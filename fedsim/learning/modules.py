@@ -520,7 +520,7 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
         buffers = [key for key, _ in part.named_buffers(recurse=False)]
         fixed = {key for key in buffers if _join(name, key) not in trained}
         if type(part) in _BATCH_NORMS and fixed.intersection(STATISTICS):
-            fixed.update(STATISTICS)  # a norm uses mean and variance together
+            fixed.update(STATISTICS)  # evaluation mode, set by the hook, fixes both
             part.register_forward_pre_hook(_set_to_evaluation)
         setattr(part, _FIXED_BUFFERS, frozenset(fixed))
     if not any(parameter.requires_grad for parameter in module.parameters()):

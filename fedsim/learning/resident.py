@@ -173,7 +173,7 @@ class ResidentSamples:
             if key in self._tensors:
                 self._tensors.move_to_end(key)
                 return self._tensors[key]
-        tensors = send()  # without the lock, as it takes long
+        tensors = send()  # without the lock, as sending takes long
         with self._lock:
             if key not in self._tensors:
                 self._tensors[key] = tensors
@@ -188,7 +188,8 @@ class ResidentSamples:
         pool = self.data.pool
         if pool.vocabulary:
             return raw
-        # tensors on the torch device: a GPU divides by a number of the host in another way
+        # These are tensors on the torch device. By a number on the host, a GPU would not divide,
+        # but multiply by its reciprocal, which gives other bits.
         scale, mean, std = [
             self.numbers(np.asarray(number, dtype=np.float32))
             for number in (pool.scale, pool.mean, pool.std)

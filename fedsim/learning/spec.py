@@ -249,7 +249,8 @@ class Trainer(Spec):
 
 
 def _unpickle(cls: type[Trainer], values: dict[str, Any]) -> Trainer:
-    # checks of the hooks' results, which a class that a worker process has imported lacks
+    # ``guard`` adds checks of the hooks' results. The class that a worker process has imported does
+    # not have them yet.
     guard(cls, TRAINERS.key)
     if cls.model_fields["kind"].default != values["kind"]:
         cls = with_any_kind(cls)

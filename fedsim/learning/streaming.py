@@ -42,7 +42,8 @@ _STEPS_AHEAD = 8  # later steps searched for further work, per result that may b
 _RETURNED_BYTES = (
     1 << 28
 )  # size of freed models after which memory is given back to the system (bytes)
-# from this depth of nested mixes on, a sum begins once all parts are computed, to bound memory
+# Depth of nested mixes from which a sum begins only once all its parts are computed. This bounds
+# the count of unfinished sums in memory.
 _OPEN_SUMS = 3
 
 
@@ -134,7 +135,7 @@ class ModelNode(Ref):
     spare_recipe: Recipe | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a plain ref, without recipe, loss and choice, which the workers do not need
+        # the node is pickled as a plain ref, as workers do not need recipe, loss and choice
         fields = (self.name, self.serial, None, self.device, self.held, self.finite)
         return Ref, (*fields, None, None, None, self.state)
 
@@ -408,8 +409,8 @@ class Stream:
         calculator = self._calculator
         starting = [] if node in waiting else [node]
         most_waiting = WAITING * calculator.workers * calculator.at_once
-        # A worker trains ``at_once`` models together. Unless ``node`` itself must begin, further models
-        # wait until ``at_once`` of them may begin, as smaller groups would be slower.
+        # A worker trains ``at_once`` models together. Unless ``node`` itself must begin, further
+        # models wait until ``at_once`` of them may begin, as smaller groups would be slower.
         if starting or len(waiting) <= most_waiting - calculator.at_once:
             free_places = most_waiting - len(waiting) - len(starting)
             starting += self._next_ready(steps, waiting, free_places)
@@ -483,7 +484,7 @@ class Stream:
         if node.held is not None:
             self._freed_bytes += node.held.nbytes
         original = node.original
-        # a choice shares the memory of the chosen model
+        # ``Best`` has no weights of its own: it shares the memory of the chosen model
         if original is not None and not isinstance(node.spare_recipe, Best):
             self._scratch.hold(original, _derived_weights(node.spare_recipe))
         node.held = None

@@ -62,7 +62,7 @@ class Block:
         self._images: Tensor | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Block, (self.samples, self._numbers, self._keeps_images)  # images are not pickled
+        return Block, (self.samples, self._numbers, self._keeps_images)  # images are left out
 
     def __call__(self) -> Tensor:
         if self._images is not None:
@@ -184,7 +184,7 @@ class TestSets:
         y = _map_labels(targets[index], owner, shards)
         image_bytes = 4 * self._image_numbers * len(images)
         keeps_images = image_bytes <= _KEPT_BYTES
-        # eight bytes for each device and image ID, and for four numbers of each sample
+        # 8 bytes for each device, for each image ID, and for each of four numbers of a sample
         size = 8 * (len(devices) + len(images) + 4 * len(y))
         if keeps_images:
             size += image_bytes

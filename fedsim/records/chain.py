@@ -67,7 +67,7 @@ class EventChain:
 
     def snapshot(self) -> ChainState:
         """Return the state that a checkpoint saves; ``restore`` sets it in a resumed run."""
-        # the rows are one text, because a checkpoint saves it faster than thousands of values
+        # the rows are joined to one text, which a checkpoint saves faster than thousands of values
         return {
             "count": self.count,
             "state": self._state.hex(),

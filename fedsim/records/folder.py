@@ -34,7 +34,7 @@ AVAILABILITY = "availability.parquet"
 SCENARIO = "scenario.toml"
 SUMMARY = "summary.json"
 MODELS = "models"
-BEST = "best"  # models of the best test
+BEST = "best"  # folder of the models that had the best test
 NETWORK = "network.json"
 TRACES = "link_traces.parquet"
 TRACED_LINKS = "traced_links.parquet"
@@ -190,7 +190,7 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
     names = (SUMMARY, *tables, MODELS, BEST, NETWORK, *more)
     newer = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
     live.remove(path)
-    # ``rglob`` follows no link
+    # ``rglob`` follows no symbolic link, so that only files within the run folder are removed
     for outdated in (*(path / name for name in names), *newer, *path.rglob("*" + WRITING)):
         if outdated.is_dir() and not outdated.is_symlink():
             shutil.rmtree(outdated)

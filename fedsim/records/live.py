@@ -20,8 +20,8 @@ LIVE = "live"
 # temporary names of a new copy, and of the copy that it replaces
 _UNFINISHED = (f"{LIVE}{WRITING}", f"{LIVE}.old{WRITING}")
 RUNNING = "running"  # status in the summary of a live view
-EVERY_S = 20.0  # real time between two copies
-_SHARE = 30  # least time between two copies, in durations of one copy
+EVERY_S = 20.0  # least real time between two copies (s)
+_SHARE = 30  # least time between two copies, as a multiple of the time that the last copy took
 
 
 class Live:

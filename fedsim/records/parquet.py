@@ -49,7 +49,7 @@ class TableWriter:
         self._plain = pa.schema(
             [(field.name, pa.string() if field.name in names else field.type) for field in schema]
         )
-        # ``pa.Schema.empty_table`` would load pandas
+        # ``pa.Schema.empty_table`` would load pandas, which takes long
         self._empty_table = pa.Table.from_batches([], schema=self._plain)
         self._rows: list[tuple[object, ...]] = []
         self._packed = self._empty_table
@@ -103,7 +103,7 @@ class TableWriter:
 
     def copy_to(self, path: Path) -> None:
         """Write all rows so far to a Parquet file; the parts remain."""
-        self._pack()  # before the loop over the parts, as this may write another part
+        self._pack()  # before the loop over the parts, because packing may write another part
         with (
             replacing(path) as beside,
             pq.ParquetWriter(beside, self._schema, **self._options) as writer,

@@ -130,7 +130,7 @@ def _check_magnitudes(table: pa.Table) -> None:
         if largest is None or not pa.types.is_floating(column.type):
             continue
         values = column.drop_null()
-        # both comparisons are False for NaN
+        # NaN counts as impossible, because both comparisons are False for NaN
         is_possible = pc.and_kleene(
             pc.greater_equal(values, -largest), pc.less_equal(values, largest)
         )

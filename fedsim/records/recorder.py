@@ -22,7 +22,7 @@ from fedsim.records.schema import (
 from fedsim.world.meters.base import Column, Meters, MetersState
 from fedsim.world.meters.ended import DIRECTIONS, MESSAGES, Transfer, transfer_of
 
-_PAYLOADS = Transfer._fields.index("payloads")  # index of the column that tables have as JSON
+_PAYLOADS = Transfer._fields.index("payloads")  # index of the column that tables store as JSON
 _ROWS_AT_ONCE = 4_096
 
 

@@ -336,7 +336,8 @@ def _data(record: "Record") -> str:
     """Return the fields of a record that have no column, as JSON."""
     fields = record.fields
     names = tuple(fields)
-    if names == _FIELDS_OF_MESSAGE:  # the most frequent: its JSON is put together from cached parts
+    # most records are messages, whose JSON is joined from cached parts
+    if names == _FIELDS_OF_MESSAGE:
         payloads = encode_payloads(fields["payloads"])
         size = _number(fields["bytes"])
         return (

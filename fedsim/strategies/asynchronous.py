@@ -186,7 +186,7 @@ class Asynchronous(Strategy[A]):
             task = server.ask(device, {"model": state.model}, round=state.version)
             state.open[task] = OpenTask(state.version, state.model)
         state.draws += 1
-        if not state.open:  # then no task's end causes the next refill
+        if not state.open:  # no open task will cause the next refill by its end
             server.look_again("refill", self.params.retry)
         elif len(state.open) < concurrency:
             server.timer("refill", server.now + self.params.retry)

@@ -263,5 +263,5 @@ class Strategy(Generic[P]):
             devices: IDs of the devices.
         """
         if type(self).group_of is Strategy.group_of:
-            return [None] * len(devices)  # faster: a run may have millions of devices
+            return [None] * len(devices)  # no call per device, as a run may have millions
         return [self.group_of(device) for device in devices]

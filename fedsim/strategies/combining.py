@@ -91,7 +91,7 @@ class Combining(Strategy[S]):
         It is the size of the cohort, or the count of updates at which the round ends.
         """
         cohort = self.params.cohort_size(self.server.devices)
-        if self.params.traits.late_goes_on:  # late tasks go on after the round, and count too
+        if self.params.traits.late_goes_on:  # updates of late tasks are aggregated too
             return cohort
         return int(min(cohort, self.params.enough))
 

@@ -116,7 +116,7 @@ class FedAvg(Synchronous[S]):
         if self._keeping is not None:
             aggregation = self._aggregation
             if aggregation is not None and aggregation.protection == "private":
-                # the aggregation has added noise to the kept tensors too
+                # the aggregation has also added noise to the tensors that devices keep
                 state.model = self._keeping.restore(previous_model, state.model)
             for update in state.received:
                 state.kept[update.device] = update.contents["kept"]

@@ -91,7 +91,8 @@ class FedBuff(Asynchronous[FedBuffParams]):
         update.weight = discount / params.buffer
         update.staleness = staleness
         state.buffer.append(update)
-        counted = sum(update.weight > 0 for update in state.buffer)  # without too stale updates
+        # updates that are too stale have the weight 0, and do not count
+        counted = sum(update.weight > 0 for update in state.buffer)
         if counted == params.buffer:
             buffer = state.buffer
             state.buffer = []

@@ -158,7 +158,7 @@ class RoundParams(StrategyParams):
     def check_deadline(self, fastest_download_s: float) -> None:
         if self.bounds_training or _needs_mean(self.deadline):
             return
-        least = self.first_deadline_s(mean_epoch_s=math.nan)  # the deadline does not use it
+        least = self.first_deadline_s(mean_epoch_s=math.nan)  # NaN, as this deadline uses no mean
         if least is not None and least <= fastest_download_s:
             raise ScenarioError(
                 f"strategy.deadline is {show_seconds(least)}, but the fastest device needs "
@@ -189,7 +189,8 @@ class SynchronousParams(SelectingParams):
 
     @property
     def asked_per_round(self) -> int:
-        # without 1e-9 rounding adds a client: 10 * 1.1 is 11.000000000000002
+        # 1e-9 is subtracted, because a rounding error could add a client: 10 * 1.1 is
+        # 11.000000000000002
         return math.ceil(super().asked_per_round * self.over_selection - 1e-9)
 
     @property

@@ -88,7 +88,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         """
         assert result.update is not None
         model = instruction["model"]
-        if result.earlier:  # option I: the model after the step on all samples
+        if result.earlier:  # option I: the first update is a step on all samples, with lr 1
             gradient = [(model, 1.0), (result.earlier[0], -1.0)]
             change = device.mix([*gradient, *_minus_control(device)])
         else:

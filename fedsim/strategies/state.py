@@ -27,7 +27,7 @@ class Entries(Mapping[str, Any]):
         register_saved(cls)
 
     def __getitem__(self, name: str) -> Any:
-        return self.__dict__[name]  # faster than by ``vars``, and read for each update
+        return self.__dict__[name]  # faster than ``vars(self)[name]``; called for each update
 
     def __setitem__(self, name: str, value: object) -> None:
         setattr(self, name, value)

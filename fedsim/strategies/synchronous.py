@@ -26,8 +26,8 @@ from fedsim.strategies.round_timers import RoundTimer
 from fedsim.strategies.state import new_state
 from fedsim.strategies.updates import Update
 
-# tolerance (s): a round that closes this shortly after a time of the schedule counts as closed at
-# that time, as roundings of the clock accumulate
+# Tolerance (s), because roundings of the clock accumulate: a round that closes at most this much
+# after a time of the schedule counts as closed at that time.
 _TIE_S = 1e-3
 
 
@@ -390,7 +390,7 @@ class Synchronous(Combining[S]):
         return task
 
     async def on_timer(self, name: str) -> None:
-        # the table of phases in the docstring of the class has the timers
+        # the docstring of ``Synchronous`` has a table of the phases that end with each timer
         match name:
             case RoundTimer.RETRY | RoundTimer.ROUND:
                 self._open_round()

@@ -30,7 +30,8 @@ from that token and earlier tokens.
 NO_GROUP = -1
 """True group (``FederatedData.truth``) of a device whose shifted data belong to no group."""
 
-# added to each standard deviation, as FedProx and Ditto do; that of border pixels may be 0
+# Added to each standard deviation, as the code of FedProx and Ditto does. The standard deviation of
+# a pixel at the border may be 0.
 _STD_FLOOR = 0.001
 _BLOCK = 4096  # samples in one block of a sum, which limits the working memory
 

@@ -161,7 +161,7 @@ class Shift(Spec):
         knows_candidates = all_present and self.among == "all"
         if not self.apart and not knows_candidates:
             return sizes
-        trial_data = replace(data, truth=data.initial_truth)  # without versions of shards
+        trial_data = replace(data, truth=data.initial_truth)  # a copy without the shifts so far
         devices = np.arange(len(data.shards))
         for occasion in range(self._count_occasions(rounds, end)):
             changed_sizes = {}

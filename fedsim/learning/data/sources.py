@@ -139,7 +139,7 @@ class Digits(Source):
 
     def load(self, root: Path | None) -> Raw:
         rows = _read_digits()
-        # the rows are cached and must not be changed; boolean indices below make copies
+        # The rows are cached, so ``x`` must not be changed. The boolean indices below make copies.
         x = rows[:, :-1].reshape(-1, 1, 8, 8)
         y = rows[:, -1].astype(np.int64)
         is_test = every_fifth(y)

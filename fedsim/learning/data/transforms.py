@@ -78,8 +78,8 @@ def _distort(
     down = augmentation.shift * height * (2.0 * u_down - 1.0)
     right = augmentation.shift * width * (2.0 * u_right - 1.0)
     mirror = np.where(u_mirror < augmentation.flip, -1.0, 1.0)
-    # For each output pixel, the source pixel is found by the inverse of the distortion: the move and
-    # the rotation by ``angle`` around the middle are undone, and then the mirroring.
+    # The source of each output pixel is found by the inverse distortion. It undoes the move first,
+    # then the rotation by ``angle`` around the middle, and then the mirroring.
     y = np.arange(height)[None, :, None] - middle_row - down
     x = np.arange(width)[None, None, :] - middle_column - right
     cos = np.cos(angle)

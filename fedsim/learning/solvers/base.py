@@ -44,7 +44,8 @@ class Batches:
 
     def between(self, begin: int, end: int) -> "Batches":
         """Return the batches of the SGD steps from ``begin`` (included) to ``end`` (excluded)."""
-        # relative to ``begin``; the count of steps if the part ends before the last epoch
+        # ``last_epoch`` counts from ``begin``. If the part ends before the last epoch, it is the
+        # count of the part's steps.
         last_epoch = max(0, min(self.last_epoch, end) - begin)
         return Batches(self.rows[begin:end], self.counts[begin:end], last_epoch, self.per_epoch)
 
@@ -113,7 +114,7 @@ def _draw_epochs(
     per_epoch = max(1, batching.count(samples))
     last_size = batching.last_size(samples)
     epochs = math.ceil(steps / per_epoch)
-    # draws the same numbers as ``permutation`` in each epoch
+    # ``permuted`` draws the same numbers as a call of ``permutation`` for each epoch would
     order = generator.permuted(np.tile(np.arange(samples), (epochs, 1)), axis=1)
     columns = max(batch_width(samples, batch_size), last_size)
     rows = np.full((epochs, per_epoch, columns), samples, dtype=np.int64)

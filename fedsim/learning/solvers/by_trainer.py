@@ -51,7 +51,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         timer.cancel()
         with lock:
             is_over = True
-        # cancels an error that has been scheduled and not raised yet
+        # cancels an error that has been scheduled in the thread and not raised yet
         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)
 
 

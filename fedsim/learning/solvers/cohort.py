@@ -304,7 +304,7 @@ class Cohort(Reference):
             by_previous.append(representations.take_all())
         received = torch.cat(by_received)
         previous = torch.cat(by_previous)
-        term = contrasts[0]  # all lanes have its weight and temperature
+        term = contrasts[0]  # weight and temperature are equal in all lanes
 
         def contrast_of(rows: Tensor) -> Tensor:
             current = representations.take_last()
@@ -387,7 +387,8 @@ class Cohort(Reference):
             weights = (start + noise).astype(start.dtype)
             trainings.append((replace(step, weights=weights, key=lane), steep_descent))
         expected = self.train_stack(self.watch.fresh(), kind, trainings)
-        # train again with each model some lanes further left, and shift the results back
+        # The results of a model must not depend on its lane. Each model is therefore trained again
+        # some lanes further left, and its results are shifted back.
         for shift in {1, self.lanes // 2}:
             shifted = trainings[shift:] + trainings[:shift]
             results = self.train_stack(self.watch.fresh(), kind, shifted)

@@ -16,14 +16,14 @@ from fedsim.common.files import read_bytes
 F = TypeVar("F", bound=Callable[..., object])
 
 _config: Any = config
-# ignore numba's config file: one in the working directory could set the folder of numba's caches,
-# which are pickles
+# Numba's config file is ignored. A file in the working directory could set the folder of numba's
+# caches, which are pickles and can run any code.
 _config._config_fname = ""
 _config.reload_config()
-# ignore NUMBA_DISABLE_JIT=1: functions that are written for numba do not run as plain Python
+# NUMBA_DISABLE_JIT=1 is ignored, as functions that are written for numba do not run as plain Python
 _config.DISABLE_JIT = 0
 
-_caching: Any = caching  # has no stubs
+_caching: Any = caching  # Any, as the module has no stubs
 _njit: Any = partial(
     numba.njit,
     nogil=True,  # other Python threads run at the same time

@@ -164,7 +164,7 @@ class TrainingContext:
         """
         losses = self._losses(outputs, y, **options)
         if self.data.in_last_epoch:
-            # a tensor, as reading a number would wait for the device in each step
+            # The sum stays a tensor. To read it as a number would wait for the device in each step.
             total = losses.detach().sum(dtype=torch.float64)
             self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
             self._loss_count += len(y)

@@ -157,21 +157,22 @@ def _in_sample_space(
     steps = solve.batches.steps
     columns = _round_up(count, _LINE)
     is_transposed = outputs > _FEW_OUTPUTS
-    # the last bits of a product depend on the alignment of memory, and torch's memory is aligned
+    # The samples are copied to torch's memory, which is aligned, because the last bits of a product
+    # depend on alignment.
     samples = start.new_empty(count, inputs)
     samples.copy_(solve.x.reshape(count, inputs))
     gram = start.new_zeros(count, columns)
     torch.mm(samples, samples.t(), out=gram[:, :count])
     bases = [start]
-    # Two parts of the gradient are equal in all steps: -mu W_0 of the proximal term, whose mu W is in
-    # the shrinkage, and C.
+    # Two parts of the gradient are equal in all steps. One is C. The other is -mu W_0 of the
+    # proximal term mu (W - W_0); its part mu W is in the shrinkage.
     shares = [_shares(descent, steps, initial_share=1.0, gradient_factor=-descent.mu)]
     if constant is not None:
         bases.append(torch.tensor(constant))
         shares.append(_shares(descent, steps, initial_share=0.0, gradient_factor=1.0))
     products = start.new_empty(len(bases), count, outputs)
     for base, base_products in zip(bases, products, strict=True):
-        # faster than the product samples @ base.t()
+        # this order is faster than the product ``samples @ base.t()``
         base_products.copy_(torch.mm(base, samples.t()).t())
     shape = (columns, outputs) if is_transposed else (_round_up(outputs, 4), columns)
     coefficients = start.new_zeros(shape)
@@ -184,7 +185,8 @@ def _in_sample_space(
     )
 
     def write_kernel() -> None:
-        # W = a W_0 + A^T X + b C, with a and b after the last step; ``start`` is W_0 until then
+        # W = a W_0 + A^T X + b C, with the a and b after the last step. ``start`` is W_0 before
+        # these lines, and W after them.
         transposed = coefficients[:count].t() if is_transposed else coefficients[:outputs, :count]
         start.addmm_(transposed, samples, beta=shares[0][-1])
         for base, base_shares in zip(bases[1:], shares[1:], strict=True):
@@ -399,7 +401,7 @@ _PRODUCT_UPDATE_COST = 20  # update of one weight of a kernel, by products
 _GRAM_COST = 1_000_000  # preparation of sample space
 _PRODUCT_STEP_COST = 2_000_000  # calls of torch in one step of products
 _COPY_COST = 48  # copy of one value of a sample
-# samples in one product if a model is applied; a multiple of whole cache lines
+# count of samples in one product of a forward pass of ``outputs``, in whole cache lines
 _APPLIED_AT_ONCE = 256
 
 

@@ -52,7 +52,8 @@ def descend(
     # Working memory, overwritten in each step. The arrays are variables of this function and no
     # fields of a tuple, as numba counts references at each access to a field.
     outputs = np.zeros((last + 1, samples, widest), dtype)
-    errors = np.zeros((2, samples, widest), dtype)  # gradients of a layer's outputs, in turns
+    # gradients with respect to the layers' outputs; adjacent layers use different arrays
+    errors = np.zeros((2, samples, widest), dtype)
     scratch = np.empty((samples, columns), dtype)
     integers = np.arange(max(samples, widest, columns))  # 0, 1, 2, ..., of sufficient length
     batch = np.arange(samples)
@@ -94,7 +95,7 @@ def descend(
             descend_kernel(kernel_of_layer, sizes[layer], hidden, integers[:padded], error, rule)
             descend_bias(_layer_of(biases, layer), sizes[layer], count, error, rule)
             error = error_below
-        if first_layer.products.shape[1]:  # sample space
+        if first_layer.products.shape[1]:  # training in sample space
             descend_coefficients(first_layer, batch[:count], sizes[0], error, rule)
         else:
             descend_kernel(
@@ -155,7 +156,7 @@ def _pass_first_layer(
                 scratch[rank, column] = features[batch[rank], column]
         positions = integers[: round_up_to_fours(len(features))]
         add_products(out, len(batch), outputs, kernel, positions, scratch.T, out.dtype.type(1))
-    # in sample space the shares of W_0 and C in the kernel are added
+    # in sample space, the parts of the outputs that come from W_0 and C are added
     for base in range(len(products) if products.shape[1] else 0):
         share = first_layer.shares[base, step]
         for rank in range(len(batch)):
@@ -191,7 +192,7 @@ def _cross_entropy(
     loss_sum = 0.0
     for rank in range(count):
         label = labels[batch[rank]]
-        top = logits[rank, 0]  # the greatest logit, without which exp could overflow
+        top = logits[rank, 0]  # will be the greatest logit, subtracted so that exp cannot overflow
         for output in range(classes):
             top = logits[rank, output] if logits[rank, output] > top else top
         total = logits.dtype.type(0)

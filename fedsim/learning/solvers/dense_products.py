@@ -72,7 +72,7 @@ def add_products(
                 second = positions[k + 1]
                 third = positions[k + 2]
                 fourth = positions[k + 3]
-                # scale x the factors of the four sources for each of the four rows
+                # each line: ``scale`` times the factors of the four sources, for one of four rows
                 a, b, c, d = _scaled_factors(factors, k, row, scale)
                 e, f, g, h = _scaled_factors(factors, k, row + 1, scale)
                 i, j, m, n = _scaled_factors(factors, k, row + 2, scale)

@@ -38,7 +38,8 @@ def descend_coefficients(
     The gradient of A is ``error`` for the samples of the batch, and 0 for all other samples of the
     device. The proximal term pulls A to 0.
     """
-    # A starts at 0, so that the shrinkage has all of the proximal term; a 0 with the dtype of mu
+    # A starts at 0, so that the shrinkage is the whole proximal term, and no pull to the start is
+    # added. The difference is a 0 with the dtype of mu.
     no_mu = rule.mu - rule.mu
     target, scale = _apply_terms(first_layer.kernel, rule, rule.kernel_shrinkage, no_mu)
     for rank in range(len(batch)):

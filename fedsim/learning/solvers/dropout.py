@@ -11,7 +11,7 @@ from torch import Tensor, nn
 _PER_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 REPLACEABLE = (nn.Dropout, *_PER_CHANNEL)
 
-_KEY_INCREMENT = 0xD1342543DE82EF95  # increment of the key per step
+_KEY_INCREMENT = 0xD1342543DE82EF95  # added to the key in each step
 # constants of splitmix64, as signed 64-bit integers
 _COUNTER_INCREMENT = -7046029254386353131
 _MIX1 = -4658895280553007687

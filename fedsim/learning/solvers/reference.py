@@ -261,7 +261,8 @@ class Reference(Solver):
                         gradients = _clip(gradients, descent.clip)
                     for step, gradient in zip(steps, gradients, strict=True):
                         step.descend(gradient)
-        # forward passes may have changed running statistics of held tensors
+        # ``flat_result`` resets held tensors to the start: forward passes may have changed their
+        # running statistics
         weights = flat_result(list(copied_module.trained_tensors().values()), solve, descent)
         return Solved(weights, context.train_loss)
 
@@ -515,7 +516,7 @@ def same_results(first: Solved, second: Solved) -> bool:
     """Return whether two trainings have bitwise equal weights and losses."""
     first_loss = np.float64(first.train_loss)
     second_loss = np.float64(second.train_loss)
-    if first_loss.tobytes() != second_loss.tobytes():  # a comparison by bytes holds for NaN
+    if first_loss.tobytes() != second_loss.tobytes():  # compared by bytes, as NaN differs from NaN
         return False
     if isinstance(first.weights, Tensor) and isinstance(second.weights, Tensor):
         return same_bits(first.weights, second.weights)

@@ -215,7 +215,7 @@ class OptimizerSteps:
         self._parameters: dict[str, nn.Parameter] = {}
 
     def begin(self, tensors: dict[str, Tensor]) -> None:
-        # a parameter shares its memory with its tensor
+        # each parameter shares its tensor's memory, so that the optimiser's step changes the tensor
         self._parameters = {name: nn.Parameter(tensor) for name, tensor in tensors.items()}
         self._step = self._make(self._parameters)
 
@@ -359,7 +359,7 @@ class Stack:
             )
             active = None if plan.all_active[step] else plan.is_active[step]
             steps.take(self._tensors, self._add_terms(gradients), active)
-            # unlike the 0.0 of torch.where, this one is not copied to the device in each step
+            # ``torch.where`` would copy a 0.0 to the device in each step; ``masked_fill`` does not
             loss_sums += step_sums.masked_fill(~plan.counts_loss[step], 0.0).double()
         return loss_sums
 
@@ -401,7 +401,7 @@ def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor
     """
     if active is None:
         return moved
-    # a factor of 0 would not do: 0 times the infinite step of a diverged lane is NaN
+    # a step cannot be undone by a factor of 0: 0 times the infinite step of a diverged lane is NaN
     return torch.where(_broadcast_along(active, weight), moved, weight)
 
 
