@@ -341,7 +341,10 @@ def _name_lanes(axes: Axes, view: View) -> None:
         tick_length = 3
     names = []
     for device in view.devices[lanes]:
-        host_name = "" if host is None else f" at host {device % host['number']}"
+        host_name = ""
+        if host is not None:
+            host_count = host["number"]
+            host_name = f" at host {device % host_count}"
         names.append(f"{device}{host_name}  ({speeds[device]:.3g}/s)")
     axes.set_yticks(lanes, names, fontsize=font_size)
     axes.tick_params(axis="y", length=tick_length)

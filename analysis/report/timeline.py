@@ -311,29 +311,30 @@ class _ColumnsOfLanes:
         }
 
     def _messages(self) -> Columns:
-        """Return messages outside of tasks, each in the lanes of its sender and its receiver.
+        """Return the bars of messages outside of tasks, in the lanes of sender and receiver.
 
-        Messages of which no byte was sent, such as to an unreachable device, are left out. Of very
-        many messages, some are returned, evenly spread.
+        A message has a bar for each endpoint that is a device with a lane. Messages of which no
+        byte arrived, such as to an unreachable device, are left out. Of very many messages, some
+        are returned, evenly spread.
         """
         messages = [entry for entry in self.activities.messages if entry.device_ends()]
         chosen = style.choose_evenly(len(messages), _MOST_MESSAGES)
-        ends: list[MessageEnd] = []
+        bars: list[MessageEnd] = []
         for index in chosen.tolist():
-            ends += self._in_lanes(messages[index].device_ends())
-        ends.sort(key=lambda end: (*self._lane_and_start(end), end.end, end.is_sent, end.other))
-        self.endpoints = tuple(sorted({end.other for end in ends}))
+            bars += self._in_lanes(messages[index].device_ends())
+        bars.sort(key=lambda bar: (*self._lane_and_start(bar), bar.end, bar.is_sent, bar.other))
+        self.endpoints = tuple(sorted({bar.other for bar in bars}))
         endpoint_indices = {name: index for index, name in enumerate(self.endpoints)}
         return {
-            "message_lane": np.array([self.lanes[end.device] for end in ends], dtype=np.uint32),
-            "message_start": self._ticks([end.start for end in ends]),
-            "message_end": self._ticks([end.end for end in ends]),
-            "message_sent": np.array([end.is_sent for end in ends], dtype=np.uint8),
+            "message_lane": np.array([self.lanes[bar.device] for bar in bars], dtype=np.uint32),
+            "message_start": self._ticks([bar.start for bar in bars]),
+            "message_end": self._ticks([bar.end for bar in bars]),
+            "message_sent": np.array([bar.is_sent for bar in bars], dtype=np.uint8),
             "message_other": np.array(
-                [endpoint_indices[end.other] for end in ends], dtype=np.uint32
+                [endpoint_indices[bar.other] for bar in bars], dtype=np.uint32
             ),
-            "message_bytes": np.array([end.delivered for end in ends], dtype=np.float32),
-            "message_cut": np.array([end.outcome != "done" for end in ends], dtype=np.uint8),
+            "message_bytes": np.array([bar.delivered for bar in bars], dtype=np.float32),
+            "message_cut": np.array([bar.outcome != "done" for bar in bars], dtype=np.uint8),
         }
 
     def _curves(self) -> Columns:

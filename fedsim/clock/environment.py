@@ -258,17 +258,17 @@ class Environment(simpy.Environment):
         now = self._now
         while self.pending is None:
             when, priority, number, event = schedule[0] if schedule else _NEVER
-            # A call is due at the present time. Of a call and an event with equal time and
-            # priority, the one that was scheduled first is processed first.
+            # A call is due at the present time. Both tuples begin with the priority and the number in
+            # the order of scheduling. Numbers are unique, so that the function is never compared.
             if calls and (when > now or calls[0] < (priority, number)):
                 _, _, function = heappop(calls)
                 function()
                 continue
-            if type(event) is not Alarm:
+            if type(event) is not Alarm:  # an event of SimPy, or the None of _NEVER
                 if when > now:
                     return when
                 _process_next(self)
-            elif event.ring is None:
+            elif event.ring is None:  # a cancelled alarm, whose time must not be returned
                 heappop(schedule)
             elif when > now:
                 return when

@@ -330,16 +330,17 @@ class DeviceHalf:
         if training.part is not None:
             task.samples = training.part.samples
         limit = step.limit
-        epoch_s = 0.0
+        epoch_s = 0.0  # without pace and limit, only the real time of the training counts
         if self._pace or limit is not NO_LIMIT:
             epoch_s = self._epoch_s(task, training)
         epochs = self._epochs_within(task, step, epoch_s)
         has_too_few = epochs < limit.at_least and epochs < training.epochs
-        if has_too_few and limit.go_on:
+        if has_too_few and not limit.go_on:
+            self._now += epochs * epoch_s
+            return False
+        if has_too_few:
             epochs = 0  # the task goes on without any epoch
         self._now += epochs * epoch_s
-        if has_too_few and not limit.go_on:
-            return False
         if epochs != training.epochs:
             step = replace(step, training=replace(training, amount=LocalEpochs(epochs)))
         task.epochs = epochs
@@ -360,14 +361,17 @@ class DeviceHalf:
             epoch_s: time of an epoch (s).
         """
         planned = step.training.epochs
-        end = self._training_end(task, step.limit)
+        limit = step.limit
+        end = self._training_end(task, limit)
         if end == math.inf:
             return planned
         # the factor allows for rounding, if the last epoch ends at the limit
         fitting = math.floor((end - self._now) / epoch_s * (1.0 + 1e-12))
         if fitting >= planned:
             return planned
-        if step.limit.cut_undoes and not step.limit.adaptive:
+        # an adaptive device begins no epoch that the limit would cut
+        has_cut_epoch = not limit.adaptive
+        if limit.cut_undoes and has_cut_epoch:
             return 0
         return max(0, fitting)
 

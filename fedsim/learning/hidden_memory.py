@@ -196,6 +196,7 @@ class _SharedMemory:
         """Add the globals and the closure that a function uses to ``values``."""
         if not self._visit(function) or _is_of_library(function.__module__ or ""):
             return
+        # attributes are among the names too: ``np`` and ``random`` of ``np.random``
         names = list(dict.fromkeys(_names_in(function.__code__)))
         for key in names:
             if key in function.__globals__:
@@ -204,6 +205,7 @@ class _SharedMemory:
                 self._follow_value(key, sys.modules[key], names)
         for cell in function.__closure__ or ():
             self._functions += _functions_of(_content(cell))
+        # other functions have no place of their own for values that change between calls
         if function.__closure__ or function.__defaults__ or vars(function):
             name = self._unused_name(f"{function.__module__}.{function.__qualname__}()")
             self.values[name] = function

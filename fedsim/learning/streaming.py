@@ -446,9 +446,10 @@ class Stream:
         return ready
 
     def _publish(self, node: ModelNode, recipe: Recipe) -> None:
-        """Copy the result of a computed node to its original model, if this still exists.
+        """Copy the result of a computed node to the model for which it stands, if that still exists.
 
-        The node's own weights are freed if no later step needs them.
+        The node's own weights are freed if no later step needs them. Its recipe is kept as
+        ``spare_recipe``, by which freed weights can be computed again.
 
         Args:
             node: the computed node.
@@ -512,6 +513,7 @@ class Stream:
         if node.state is not None:
             mix.states.append(part.state)
         if not part.finite:
+            # with rescaled coefficients, the sum is computed anew after the last part (``_repeat``)
             mix.must_repeat = mix.must_repeat or recipe.rescale
             if mix.must_repeat:
                 mix.total = None

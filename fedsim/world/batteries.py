@@ -476,7 +476,7 @@ class Batteries:
             until: time up to which breakpoints are computed (s).
             watts: power of the device's task (W).
             reserve: energy that is set aside for the rest of a message (J). It is subtracted from
-                the capacity; the caller has subtracted it from the level.
+                the capacity here. The caller must subtract it from the level of ``point`` before.
             to_flat: whether to stop at the first breakpoint at which the battery is flat.
             is_final: whether to store the state at each breakpoint. False for a prediction, which
                 must not change the battery.
@@ -488,7 +488,7 @@ class Batteries:
             course = self._find_course(device, point, watts, reserve)
             if course.end > until or (to_flat and point.flat):
                 return course
-            course.follow(point, course.end)
+            course.follow(point, course.end)  # changes ``point``
             if is_final:
                 self._store_point(device, point)
                 if device in self._paths:

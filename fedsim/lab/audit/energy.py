@@ -236,8 +236,9 @@ class _Account:
             .join(evidence.recorded_transfers["delivered"])
             .join(self.table, on="device")
         )
-        steps = steps.assign(end=steps["time"], row=steps.index)
+        steps = steps.assign(end=steps["time"], row=steps.index)  # a step is recorded at its end
         computing = steps[steps["step"].isin(computing_steps())]
+        # core time is recorded only if devices share a host; otherwise it is the step's duration
         core_s = computing["core_s"].fillna(computing["end"] - computing["start"])
         yield "compute", computing.assign(joules=computing["compute_w"] * core_s)
         for phase, step in (("receive", "download"), ("send", "upload")):

@@ -33,12 +33,13 @@ def check_reachability(evidence: Evidence) -> Iterator[str]:
     if wrong.any() or table.empty:
         return
     steps = evidence.steps
-    steps = steps[(steps["device"] != NOTHING) & (steps["begin_row"] >= 0)]
+    has_begin = steps["begin_row"] >= 0  # -1 for a step whose begin is not recorded
+    steps = steps[(steps["device"] != NOTHING) & has_begin]
     text = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
     yield from report(text, steps, _is_unreachable(table, steps))
     ends = evidence.tasks
     ends = ends[ends["outcome"].isin(("lost", "battery")) & (ends["device"] != NOTHING)]
-    is_online = values_at_rows(table["on"], _phase_rows(table, ends["device"], ends["time"])) == 1
+    is_online = _is_online(table, _phase_rows(table, ends["device"], ends["time"]))
     is_excused = _is_switched_off(evidence)[ends.index] | _is_edge_lost(evidence, ends)
     text = "task {task} was lost at {time!r} s, when its device was there"
     yield from report(text, ends, is_online & ~is_excused)
@@ -84,10 +85,19 @@ def _is_unreachable(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool
     phase = _phase_rows(table, spans["device"], spans["start"])
     is_last = table["device"] != table["device"].shift(-1)
     phase_end = table["time"].shift(-1).mask(is_last, np.inf)
-    is_online = values_at_rows(table["on"], phase) == 1
+    is_online = _is_online(table, phase)
     online_to_end = is_online & (spans["time"] <= values_at_rows(phase_end, phase))
-    are_away: pd.Series[bool] = (phase >= 0) & (spans["time"] > spans["start"]) & ~online_to_end
+    are_away: pd.Series[bool] = (spans["time"] > spans["start"]) & (phase >= 0) & ~online_to_end
     return are_away
+
+
+def _is_online(table: pd.DataFrame, rows: Ints) -> Flags:
+    """Return whether rows of the table of availability say that a device is online; bool [rows].
+
+    False for row -1, which stands for a device without a row.
+    """
+    is_online: Flags = values_at_rows(table["on"], rows) == 1
+    return is_online
 
 
 def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints:

@@ -12,7 +12,7 @@ from fedsim.common.tensor_files import StoredTensor
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.records import folder as files
 
-_NO_PROGRESS = r"no progress of (\S+) in (\d+) rounds"
+_NO_PROGRESS = r"no progress of \S+ in (?P<rounds>\d+) rounds"
 """Regular expression for the reason of a run that ended without progress."""
 
 
@@ -45,9 +45,8 @@ def check_progress(evidence: Evidence) -> Iterator[str]:
         best_round = int(finite.index[best])
         best_value = abs(float(finite.iloc[best]))
     value = stated["value"]
-    stated_value = (
-        None if value is None else abs(value)
-    )  # the tests are negated if smaller is better
+    # without signs, as tests are negated if smaller is better
+    stated_value = None if value is None else abs(value)
     if (stated["round"], stated_value) != (best_round, best_value):
         yield (
             f"the summary's best {monitor} is {value!r} of round {stated['round']}, by the rounds "
@@ -89,21 +88,25 @@ def _check_patience(
     """
     best = -math.inf
     progress_round: int | None = None
-    waited = 0
+    rounds_without_progress = 0
     for number, value in zip(tests.index.tolist(), tests.tolist(), strict=True):
-        if waited >= patience:
-            yield f"round {number} was begun after {waited} rounds without progress"
+        if rounds_without_progress >= patience:  # at the previous test
+            yield f"round {number} was begun after {rounds_without_progress} rounds without progress"
             return
         # the first finite value is progress, whatever it is
-        if math.isfinite(value) and (best == -math.inf or value > best + min_delta):
+        is_progress = math.isfinite(value) and (best == -math.inf or value > best + min_delta)
+        if is_progress:
             best = value
+        # patience counts from the first test, even if its value is not finite
+        if is_progress or progress_round is None:
             progress_round = number
-        if progress_round is None:  # patience counts from the first test
-            progress_round = number
-        waited = number - progress_round
+        rounds_without_progress = number - progress_round
     stopped = str(evidence.run.summary["stopped"])
-    ended = re.fullmatch(_NO_PROGRESS, stopped)
-    if ended is not None and (waited < patience or int(ended[2]) != waited):
+    reason = re.fullmatch(_NO_PROGRESS, stopped)
+    if reason is None:
+        return
+    is_early = rounds_without_progress < patience
+    if is_early or int(reason["rounds"]) != rounds_without_progress:
         yield (
             f"the run stopped as {json.dumps(stopped)}, and its last progress was in round "
             f"{progress_round}"

@@ -94,14 +94,15 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
     aggregated_tasks = aggregates["tasks"].to_dict()
     has_rounds = aggregates["has_rounds"].to_dict()
     lost_tasks = evidence.data_of("updates-lost")["tasks"].to_dict()
+    # sets and dicts by row, the index of a record
     idle_rows = set(np.flatnonzero(evidence.is_idle_training).tolist())
     continued = _continued_tasks(evidence)
     kinds = events["kind"]
-    relevant = kinds.isin(("aggregate", "round", "updates-lost"))
-    relevant |= events.index.isin([*continued])
-    relevant |= (kinds == "task-end") & (events["outcome"] == "done")
-    relevant |= (kinds == "step-end") & (events["step"] == "train")
-    records = events[relevant]
+    ends_training = (kinds == "step-end") & (events["step"] == "train")
+    begins_continuation = events.index.isin([*continued])
+    ends_done = (kinds == "task-end") & (events["outcome"] == "done")
+    is_of_server = kinds.isin(("updates-lost", "aggregate", "round"))
+    records = events[ends_training | begins_continuation | ends_done | is_of_server]
     book = _UpdateBook()
     lets_wait = evidence.run.scenario["strategy"]["kind"] in UPDATES_WAIT
     for row, time, kind, task, number, group in zip(
@@ -114,13 +115,13 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
         strict=True,
     ):
         if kind == "step-end":
-            book.train(task, row in idle_rows, number)
+            book.note_training(task, row in idle_rows, number)
         elif kind == "task-start":
-            book.excuse(continued[row])
+            book.note_continuation(continued[row])
         elif kind == "task-end":
-            book.finish(task, time, group)
+            book.note_done(task, time, group)
         elif kind == "updates-lost":
-            book.mark_lost(lost_tasks[row])
+            book.note_lost(lost_tasks[row])
         elif kind == "aggregate":
             yield from book.aggregate(aggregated_tasks[row], has_rounds[row], group)
         elif kind == "round" and not lets_wait:
@@ -152,7 +153,7 @@ class _UpdateBook:
         self._has_rounds = True  # whether the last aggregation was of a strategy with rounds
         self._group = NOTHING  # group of the last aggregation
 
-    def train(self, task: int, is_idle: bool, number: int) -> None:
+    def note_training(self, task: int, is_idle: bool, number: int) -> None:
         """Note from the run's records that a training, a step of a task, has ended.
 
         Args:
@@ -165,12 +166,12 @@ class _UpdateBook:
         elif number != NOTHING:
             self._trained.add(task)
 
-    def excuse(self, task: int) -> None:
+    def note_continuation(self, task: int) -> None:
         """Allow that a task is not aggregated, because another task continues its work."""
         self._trained.discard(task)
         self._owed.pop(task, None)
 
-    def finish(self, task: int, time: float, group: int) -> None:
+    def note_done(self, task: int, time: float, group: int) -> None:
         """Note that a task ended ``done``, so that its update may be aggregated from now on.
 
         If the task trained in a round, its update has to be aggregated.
@@ -187,7 +188,7 @@ class _UpdateBook:
         if task in self._trained:
             self._owed[task] = time, group
 
-    def mark_lost(self, tasks: Iterable[int]) -> None:
+    def note_lost(self, tasks: Iterable[int]) -> None:
         """Note that updates were lost with an edge server, and must not be aggregated."""
         for task in tasks:
             self._ended.discard(task)

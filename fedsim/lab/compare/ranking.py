@@ -197,22 +197,23 @@ class Ranking:
         """
         name = clean(first.name)
         figure = self.show(first.mean.mean)
-        if self.decision is not None and self.decision.status == "tie":
-            lead = f"{self._lead_predicate}, or at most {self.decision.tolerance_in_words}"
-            return [f"{name} {lead}: {figure} ({self.decision.error})."]
-        if self.decision is not None and self.decision.status == "best":
-            return [f"{name} {self._lead_predicate}, {figure} ({self.decision.error})."]
-        mean = f"{name} has the {self._extreme_adjective} mean, {figure}."
+        predicate = self._lead_predicate  # such as "takes the least time"
+        decision = self.decision
+        if decision is not None and decision.status == "tie":
+            # such as "A takes the least time, or at most 5 % more: 10 s (...)."
+            tolerance = decision.tolerance_in_words
+            return [f"{name} {predicate}, or at most {tolerance}: {figure} ({decision.error})."]
+        if decision is not None and decision.status == "best":
+            return [f"{name} {predicate}, {figure} ({decision.error})."]
         if self.ties and first.run_count == 1:
-            return [f"no line {self._lead_predicate} alone: {self._tie_text}."]
+            # single runs tie only if their values are equal: no doubt, and no mean to add
+            return [f"no line {predicate} alone: {self._tie_text}."]
+        mean_sentence = f"{name} has the {self._extreme_adjective} mean, {figure}."
         if self.ties:
-            return [f"no line surely {self._lead_predicate}: {self._tie_text}.", mean]
+            return [f"no line surely {predicate}: {self._tie_text}.", mean_sentence]
         if self.unpaired:
-            return [
-                f"no line surely {self._lead_predicate}: {self._other_seeds_text(first)}.",
-                mean,
-            ]
-        return [f"{name} {self._lead_predicate}, {figure}."]
+            return [f"no line surely {predicate}: {self._other_seeds_text(first)}.", mean_sentence]
+        return [f"{name} {predicate}, {figure}."]
 
     @property
     def _extreme_adjective(self) -> str:

@@ -464,18 +464,20 @@ class Dense(Solver):
         later_weights = sum(below * above for below, above in pairwise(self.sizes[1:]))
         later_layers = later_weights * (3 * width + _LOOP_UPDATE_COST)
         # one step of the first layer, which has no backward pass
-        by_kernel = inputs * outputs * (2 * width + _LOOP_UPDATE_COST)
-        by_coefficients = samples * outputs * (width + _LOOP_UPDATE_COST)
+        first_in_weight_space = inputs * outputs * (2 * width + _LOOP_UPDATE_COST)
+        first_in_sample_space = samples * outputs * (width + _LOOP_UPDATE_COST)
         # before and after the steps in sample space: X X^T, W_0 X^T, and A^T X
-        gram = _GRAM_COST + samples * inputs * (samples + 2 * outputs) / _PRODUCT_SPEED
+        sample_space_setup = (
+            _GRAM_COST + samples * inputs * (samples + 2 * outputs) / _PRODUCT_SPEED
+        )
         # one step of all layers by torch
-        product = _PRODUCT_STEP_COST + self._parameters * (
+        products_step = _PRODUCT_STEP_COST + self._parameters * (
             2 * width / _PRODUCT_SPEED + _PRODUCT_UPDATE_COST
         )
         costs: dict[Method, float] = {
-            "weight space": steps * (by_kernel + later_layers),
-            "sample space": gram + steps * (by_coefficients + later_layers),
-            "products": samples * inputs * _COPY_COST + steps * product,
+            "weight space": steps * (first_in_weight_space + later_layers),
+            "sample space": sample_space_setup + steps * (first_in_sample_space + later_layers),
+            "products": samples * inputs * _COPY_COST + steps * products_step,
         }
         return min(costs, key=lambda method: costs[method])
 

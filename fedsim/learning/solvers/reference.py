@@ -292,6 +292,9 @@ class Reference(Solver):
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
         """Return a context for a training of a copy of the module, which holds the start weights.
 
+        If the module draws random numbers in trainings, they are a function of device and step in
+        this context (``keyed``). At its end, ``drawn`` notes for ``probe`` whether it drew any.
+
         Args:
             copied_module: the copy of the module.
             solve: the device's start, samples and batches.
@@ -305,19 +308,22 @@ class Reference(Solver):
         with ExitStack() as stack:
             if draws is not None:
                 stack.enter_context(draws)
-            contrast = None
+            contrastive_term = None
             if solve.contrast is not None and solve.batches.steps:
                 apply = partial(self._apply, copied_module, x=solve.x)
-                term = contrastive_loss(module, solve.contrast, solve.weights, apply)
-                contrast = stack.enter_context(term)
+                context = contrastive_loss(module, solve.contrast, solve.weights, apply)
+                contrastive_term = stack.enter_context(context)
+            # after the contrastive term, whose models overwrite the weights of the copy
             trained = _load(copied_module, solve.weights)
             module.train()
-            losses = partial(self.losses_of, copied_module)
+            losses_of = partial(self.losses_of, copied_module)
             x = self._as_input(solve.x)
             data = LocalData(module, solve, x, solve.y, self._lay_out, draws)
             yield (
                 trained,
-                TrainingContext(solve, descent, trained, losses, data, contrast, self.forward),
+                TrainingContext(
+                    solve, descent, trained, losses_of, data, contrastive_term, self.forward
+                ),
             )
         self.drawn["training"] |= draws is not None and draws.drawn
 

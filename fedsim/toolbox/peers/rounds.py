@@ -404,10 +404,14 @@ class GossipHalf(GraphHalf[GossipParams]):
         If the device has no neighbours, its next training starts at once.
         """
         state = device.state
-        number = device.state["round"]
-        if update is not None and update is not state["from"]:
-            parts = [(state["model"], 1.0), (update, 1.0), (state["from"], -1.0)]
-            state["model"] = device.mix(parts, otherwise=state["model"])
+        model = state["model"]  # averages with neighbours may have changed it during the training
+        number = state["round"]
+        start = state["from"]
+        is_trained = update is not start  # a training that failed returns its start
+        if update is not None and is_trained:
+            parts = [(model, 1.0), (update, 1.0), (start, -1.0)]
+            # a change that is not finite is not added
+            state["model"] = device.mix(parts, otherwise=model)
         neighbours = self.neighbours(device, number)[device.number]
         if not neighbours:
             self._begin_next_round(device)

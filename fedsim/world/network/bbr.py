@@ -252,7 +252,9 @@ def _change_phases(bbr: BbrSenders, in_flight: Floats, product: Floats, now: flo
     # a flow that cannot send enough to fill the pipe leaves the phase too
     has_probed |= now - bbr.phase_since > 2 * bbr.least
     has_drained = is_time_over | (in_flight <= product)
-    is_over = np.where(gains > 1, has_probed, is_time_over)
-    is_over = np.where(gains < 1, has_drained, is_over) & (bbr.state == PROBE_BANDWIDTH)
+    # a gain above 1 probes for bandwidth, a gain below 1 drains the queue, a gain of 1 cruises
+    is_cruise_or_probe_over = np.where(gains > 1, has_probed, is_time_over)
+    is_phase_over = np.where(gains < 1, has_drained, is_cruise_or_probe_over)
+    is_over = is_phase_over & (bbr.state == PROBE_BANDWIDTH)
     bbr.phase[is_over] = (bbr.phase[is_over] + 1) % len(_PHASES)
     bbr.phase_since[is_over] = now

@@ -289,9 +289,12 @@ class Endpoints(ABC):
         Returns:
             Rates (bytes/s), float64 [devices].
         """
-        indices = np.arange(*devices.indices(self.devices))
+        start, stop, step = devices.indices(self.devices)
+        indices = np.arange(start, stop, step)
         # devices i and i + period have the same shared links
-        period = min(self.repeats or self.devices, self.devices)
+        period = self.devices
+        if self.repeats:
+            period = min(self.repeats, self.devices)
         narrowest_rates = []
         for device in range(period):
             links = self.links_between(*ends(device, direction))
