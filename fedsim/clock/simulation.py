@@ -375,7 +375,7 @@ class Simulation:
         """
         self._interrupted = True
 
-    # snapshots between two instants
+    # state for checkpoints, and alarms that a resumed run sets again
 
     def between_instants(self, action: Callable[[], None]) -> None:
         """Call a function once, after all events of the present time and before the clock moves on.

@@ -159,7 +159,7 @@ class BatteryWatch:
         task.cancel("battery")
         self.predict(task)
 
-    # snapshots between two instants
+    # state for checkpoints, and alarms that a resumed run sets again
 
     def snapshot(self) -> BatteryWatchState:
         batteries = None if self.batteries is None else self.batteries.snapshot()

@@ -273,7 +273,7 @@ class EpochTimer:
             self._fixed_ends[task.id] = [*task.epoch_ends[:done], end]
             self.look_ahead(task)
 
-    # snapshots between two instants
+    # state for checkpoints, and alarms that a resumed run sets again
 
     def _set_look(self, number: int, when: float) -> None:
         """Set the alarm for another ``look_ahead`` of the task with ID ``number`` at ``when`` (s)."""

@@ -245,7 +245,7 @@ class Messages:
             fields["wire_bytes"] = delivered * network.overhead
         self.simulation.record(kind, fields)
 
-    # snapshots between two instants
+    # state for checkpoints, and alarms that a resumed run sets again
 
     def snapshot(self) -> MessagesState:
         return {"off": sorted(self.lost), "under_way": self.under_way, "sent": self._sent}

@@ -438,7 +438,7 @@ class TaskRunner:
         task.disconnects_at = self.simulation.now
         self._watch_disconnection(task)
 
-    # snapshots between two instants
+    # state for checkpoints, and alarms that a resumed run sets again
 
     def snapshot(self) -> RunnerState:
         return {

@@ -374,7 +374,7 @@ class _MeasuredTable:
         self._table = table
         self._measures = published.measures
         self._lines = lines
-        # tolerances apply if some line has the values at which figures are judged
+        # Figures are judged only at some grid values, such as full size. Each must be on a line.
         self._is_judged = True
         for key, value in published.judged.items():
             where = {**table.at, key: value}

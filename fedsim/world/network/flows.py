@@ -443,7 +443,7 @@ class Network(RunningFlows):
         self._sending.discard(flow.source)
         self._receiving.discard(flow.destination)
 
-    # snapshots between two instants
+    # state for checkpoints, and alarms that a resumed run sets again
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of all flows and links for a checkpoint; ``restore`` sets it again."""

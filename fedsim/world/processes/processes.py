@@ -214,7 +214,7 @@ class Processes:
         if device in self.switched_on:
             self.switched_on.pop(device).succeed()
 
-    # snapshots between two instants
+    # state for checkpoints, and alarms that a resumed run sets again
 
     def snapshot(self) -> ProcessesState:
         return {
