@@ -88,7 +88,7 @@ class Turns:
         self._folder = folder
         self._patience_s = patience_s
         self.thread = threading.Thread(target=self._run, name="ServerApp", daemon=True)
-        self._turn = threading.Semaphore(0)
+        self._turn = threading.Semaphore(0)  # released when the ServerApp's thread may run
         self._turn_end: Future[None] = Future()
         self._context = ExitStack()
         self.closing = False

@@ -288,7 +288,7 @@ def changes(folder: Path) -> Iterator[str]:
             yield f"{name} is missing"
         elif name not in expected and not _is_part(name):
             yield f"{name} was added after the run"
-        elif expected.get(name, present[name]) != present[name]:
+        elif name in expected and expected[name] != present[name]:
             yield f"{name} was changed after the run"
 
 

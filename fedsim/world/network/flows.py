@@ -327,6 +327,10 @@ class Network(RunningFlows):
         self._entering.clear()
 
     def _change_links(self, now: float) -> None:
+        """Give the links whose rate has changed their present rate.
+
+        A flow that no link limits any more arrives at once.
+        """
         unlimited = [flow for flow in self._running.values() if self._is_unlimited(flow)]
         for flow in unlimited:
             self._rule(flow).leave(flow.id, now)
