@@ -47,7 +47,7 @@ _MARKS: dict[str, palette.Look] = {
 }
 _EPSILON: palette.Look = {"color": palette.PURPLE, "linestyle": "--", "linewidth": 1.3}
 _MARKED = 30  # most evaluations that are drawn as points
-# greatest ratio between the ends of series that fit on one linear axis
+# ratio of the lines' latest end to their earliest end above which the horizontal axis is logarithmic
 _MOST_APART = 4
 _MOST_COLOURED = 8  # most series with a colour of their own
 _OTHER_SERIES: palette.Look = {"color": "#D0D0D0", "linewidth": 0.7}
@@ -153,7 +153,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     panels[0].set_ylabel(_label(name))
     handles = _handles(series[:_MOST_COLOURED], curves[:_MOST_COLOURED])
     words = "from the lowest to the highest of the seeds; lines are means"
-    # twice the opacity of a band, which would be too pale in a small patch
+    # a patch is small, and would look too pale with the opacity of a band
     handles.append(Patch(facecolor=palette.GREY, alpha=2 * _BAND, label=words))
     if len(series) > _MOST_COLOURED:
         label = f"the other {len(series) - _MOST_COLOURED}"
@@ -366,7 +366,7 @@ def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[CurveAxis]) -> 
         if not len(times):
             continue
         for panel, axis in zip(panels, axes, strict=True):
-            # rounds, time or bytes that the run had reached at these times
+            # positions of the marks: the panel's axis shows rounds, time or bytes
             reached = np.interp(times, [0.0, *curve["time"]], [0.0, *curve[axis.column]])
             height = 0.015 + 0.028 * level  # share of the panel's height
             panel.plot(

@@ -186,7 +186,7 @@ def draw_similarity(run: RunFolder) -> Figure:
     width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)
     heights = []
     if selection:
-        # room for a colour bar and labels beside the matrices
+        # the subtracted inches leave room for a colour bar and labels beside the matrices
         side = (width - 1.7) / columns - 0.25
         heights.append(math.ceil(len(selection) / 3) * (side + 1.0) + 0.4)
     if cosines:

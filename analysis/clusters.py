@@ -46,7 +46,7 @@ class ReportedGrouping:
     def edges(self) -> Floats:
         """Borders of the groups, from ``low`` to ``high`` (samples), float64 [groups + 1]."""
         count = len(self.members)
-        # multiplied before the division, so that borders which are whole numbers are exact
+        # the multiplication comes first, so that whole numbers of samples are exact
         return self.low + np.arange(count + 1) * (self.high - self.low) / count
 
     @property
@@ -169,7 +169,7 @@ def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: floa
     members = [grouping.sizes[grouping.groups == group] for group in range(len(grouping.members))]
     colours = [_PALETTE[group % len(_PALETTE)] for group in range(len(members))]
     tops, *_ = panel.hist(members, bars.tolist(), stacked=True, color=colours)
-    heights = np.atleast_2d(tops)[-1]  # of whole bars, up to the top of the last group
+    heights = np.atleast_2d(tops)[-1]  # the last group is on top of each stacked bar
     bar_width = bars[1] - bars[0]
     limits = (bars[0] - bar_width, bars[-1] + bar_width)
     panel.set(xlim=limits, ylim=(0, top), ylabel="devices")

@@ -101,8 +101,8 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
     kinds = ("task-start", "arrival", "departure", "round")
     columns = ("time", "kind", "device", "round")
     population = run.table(DEVICES)
-    # in rounds, a device that was never selected has waited for 1 round at the end of the round in
-    # which it came, so that it counts as selected in the round before
+    # Counted in rounds, a new device starts as if it was selected in the round before. So the device
+    # has waited for 1 round at the end of the round in which it came.
     one_round = int(clock == "round")
     last_selected = np.full(population.num_rows, 0.0 - one_round)
     is_present = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
@@ -216,7 +216,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
 def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[palette.Look]) -> None:
     """Draw counts of selections over the share of devices, the most often selected first."""
     for of_devices, look in zip(counts, looks, strict=True):
-        # one step per distinct count, of which there are few
+        # steps are drawn per distinct count, as there are far fewer counts than devices
         begins = np.concatenate([[0], np.flatnonzero(np.diff(of_devices)) + 1])
         edges = np.append(begins, len(of_devices)) * (100 / len(of_devices))
         panel.stairs(of_devices[begins], edges, baseline=None, **look)

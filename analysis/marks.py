@@ -33,7 +33,7 @@ _LABELS = {
     "move": "moves to another group",
     "split": "splits its data",
 }
-# size factors of kinds; the dot of a noticed shift lies within the ring of a shift
+# factors of the size of marks; the dot of ``noticed`` has to fit into the ring of ``shift``
 _SCALES = {"move": 1.4, "late": 1.4, "shift": 1.15, "noticed": 0.5}
 _OUTLINED = ("move", "lost", "left", "battery", "split")
 

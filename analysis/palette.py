@@ -55,9 +55,9 @@ OUTCOMES = {
     "memory": "#882255",
     "battery": "#8C564B",
 }
-VALID = "#66C5AB"  # lighter than late, so that both can be told apart in grey
+VALID = "#66C5AB"  # lighter than ``late``, to tell both apart in print without colours
 DEADLINE: Look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
-# T, the deadline of training on one device
+# line in a device's lane at T, the time limit of the device's training
 LIMIT: Look = {"color": VERMILLION, "linewidth": 1.8, "linestyle": "-"}
 SPLIT: Look = {"marker": "D", "color": PURPLE, "markerfacecolor": "white"}
 # The first seven are by Okabe and Ito, the others (except grey) by Paul Tol.

@@ -33,7 +33,7 @@ from fedsim.records.reading import RunFolder
 MOST_PANELS = 8
 MOST_LANES = 60
 _WORST = 3  # count of worst rounds drawn by default
-_FEW_ROUNDS = _WORST + 1  # as many as the worst rounds and the median one
+_FEW_ROUNDS = _WORST + 1  # up to this count, all rounds are drawn; else the worst and the median
 _COLUMNS = 4
 _LANE_IN = 0.13  # height of a lane (inches)
 _FRAME_IN = 1.9  # height of title, axis labels and legend (inches)

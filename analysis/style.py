@@ -127,7 +127,8 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[P
     for kind in formats:
         path = stem.with_name(f"{stem.name}.{kind}")
         metadata = {"Date": None} if kind == "svg" else {}
-        with writing(path) as beside:  # writes a new file, so that no link is followed
+        # ``writing`` replaces a link at ``path`` instead of following it
+        with writing(path) as beside:
             figure.savefig(beside, format=kind, metadata=metadata, dpi=DPI)
         paths.append(path)
     return paths

@@ -29,7 +29,7 @@ _LEAST_LANES = 5  # least count of lanes for which the height has room
 _MANY_LANES = 60  # most lanes with hatches and a label each
 _MANY_ROUNDS = 60  # most rounds with hatched bars
 _MOST_LINES = 45  # most vertical lines over the lanes
-_PIXELS = 1250  # pixels of the time axis, about; the shortest step is one pixel wide
+_PIXELS = 1250  # assumed width of the time axis (pixels); no step is drawn thinner than a pixel
 # height per lane, and least and greatest height of all lanes (inches)
 _LANE_IN = 0.24
 _LEAST_IN = 2.2

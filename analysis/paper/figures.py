@@ -191,7 +191,8 @@ def write_figures(
                     FigureRequest(lines, width, targets, fallback_targets, rounds)
                 )
             except style.NothingToDrawError as error:
-                # a named figure must be drawn, but perhaps not for each line
+                # A figure that the user named has to be drawn. If it is drawn once for each line,
+                # some of the lines may have none.
                 if figures and not _has_other_lines(name, series):
                     raise
                 result.skipped.append(SkippedFigure(name, line, str(error)))

@@ -55,7 +55,7 @@ def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Series]
     selection = _select(descriptions, only)
     selected = [index for number, index in enumerate(study_cells) if number in selection]
     series = []
-    # named again, as names have only the keys in which the selected lines differ
+    # names are made after the selection, as they state only keys in which the selected lines differ
     for index, name in name_cells(cells_of(lines, selected)).items():
         series.append(Series(style.shorten(name, _LONGEST_NAME), lines.lines[index].runs))
     for number, line in enumerate(single_series, start=len(study_cells)):

@@ -134,7 +134,8 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
         panel.set_xlabel(f"since the round began ({unit.name}); right: epochs")
     figure.supylabel("device · samples", fontsize=7.5)
     handles = handles_of(selection.attempts)
-    for handle in handles:  # labels without explanations, which a narrow figure has no room for
+    # a narrow figure has no room for the explanations after the colons of labels
+    for handle in handles:
         label, _, _ = str(handle.get_label()).partition(":")
         handle.set_label(label)
     add_legend(figure, handles)

@@ -38,9 +38,8 @@ _AXIS_IN = 0.45  # width of an axis with its labels
 _WIDE_IN = 2.9  # least width of a panel beside another panel
 _WIDTH = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*")
 
-# Colours, dashes and marks of lines that stand for strategies. The outcomes of tasks (``OUTCOMES``)
-# have other colours, so that no line is mistaken for one. Lightness, dashes and marks tell the lines
-# apart in print without colours.
+# Colours, dashes and marks of lines that stand for strategies. No line has the colour of an outcome
+# of tasks (``OUTCOMES``). Lightness, dashes and marks tell the lines apart in print without colours.
 _LINE_COLOURS = ("#332288", "#CC6677", "#44AA99", "#882255", "#999933", "#5577AA")
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (6, 1.5)), (0, (2, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -245,7 +244,7 @@ def line_look(number: int) -> palette.Look:
         number: index of the line, from 0.
     """
     turn, colour = divmod(number, len(_LINE_COLOURS))
-    # shifted, so that lines of the same colour differ in dash and mark
+    # ``turn`` shifts dash and mark, so that lines of the same colour differ in both
     return {
         "color": _LINE_COLOURS[colour],
         "linestyle": _DASHES[(colour + turn) % len(_DASHES)],
@@ -317,7 +316,8 @@ def save(drawing: PaperFigure, stem: Path, formats: Sequence[str]) -> list[Path]
             metadata = {"Date": None}
         if kind == "pdf":
             metadata = {"CreationDate": None}
-        with writing(path) as beside:  # writes a new file, so that no link is followed
+        # ``writing`` replaces a link at ``path`` instead of following it
+        with writing(path) as beside:
             drawing.figure.savefig(beside, format=kind, metadata=metadata)
         paths.append(path)
     table = stem.with_name(f"{stem.name}.csv")

@@ -25,7 +25,8 @@ AT_ONCE = 8  # most lines that are visible at first
 _BANDS = 3  # most visible lines with a band each; of more, the line at the pointer has one
 _POINTS = 241  # points per line in the chart
 _REACH = 6  # points to each side over which a smoothed line is the mean: 2.5 % of the axis
-# Lines are smoothed at first if the sum of their ups and downs is more than this times their range.
+# A chart opens with smoothed lines if the sum of a line's ups and downs, divided by the range of its
+# values, exceeds this in the median.
 _NOISY = 1.5
 _TABLE_POINTS = 8  # values per line in the table
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
@@ -92,7 +93,7 @@ def _columns(
     end = max(float(line["at"].max()) for line in bands if len(line))
     grid = np.linspace(0.0, end, _POINTS)
     columns: dict[str, AnyArray] = {f"x{axis_index}": (grid / axis.unit).astype(np.float32)}
-    # a line without points gets one NaN point
+    # ``np.interp`` needs at least one point, so a line without points gets one of NaN
     lines = [line if len(line) else line.reindex([0]) for line in bands]
     for part in ("mean", "low", "high"):
         values = []

@@ -22,7 +22,7 @@ _MOST_TICKS = 5
 _MOST_APART = 12  # ratio of costs above which an axis is logarithmic
 _UNITS = {"s": style.TIMES, "bytes": style.BYTES, "J": style.JOULES}
 _MIDDLE_OF_NUMBER = (3, -4)  # offset of a number's middle from the start of its text
-# offsets of a number's text from the middle of its dot, one per corner
+# offsets of a number's text from the middle of its dot: at the four corners, above, and below
 _CORNERS = ((7, -5), (7, 12), (-13, -5), (-13, 12), (-3, -9), (-3, 18))
 _LONGEST_NAME = 160
 

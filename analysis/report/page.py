@@ -22,7 +22,7 @@ from fedsim.strategies import strategy_name
 from fedsim.version import __version__
 
 ENDINGS = (".html", ".htm")
-_MOST_FINDINGS = 6  # most findings
+_MOST_FINDINGS = 6
 _LONGEST = 100  # greatest length of the folder's name in the report's file name
 SCRIPTS = (
     "clock",
@@ -62,7 +62,7 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
             f"--out is {str(target)!r}; allowed is a file whose name ends in {' or '.join(ENDINGS)}"
         )
     refuse_within_run(target)
-    if target.is_dir():  # checked before the pictures are drawn
+    if target.is_dir():  # checked first, as drawing the pictures takes long
         raise RunFolderError(f"--out {str(target)!r} is a folder; give a file")
     text = build(gather(folders))
     with writing(target) as beside:

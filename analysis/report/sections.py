@@ -21,7 +21,7 @@ from fedsim.lab.compare.lines import ComparedLine
 from fedsim.records.reading import RunFolder
 from fedsim.running.overrides import Tables
 
-_MOST_CHARACTERS = 3000  # of a scenario in short
+_MOST_CHARACTERS = 3000  # most characters of a paragraph on the scenario
 _LONG_ABOUT = 200  # characters of a study's description above which it is folded
 _IMPORTANT_KEYS = (
     *("seed", "learning", "population.devices", "population.host.", "strategy.clients_per_round"),

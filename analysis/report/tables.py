@@ -151,7 +151,7 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     endings = [name for name in _ENDINGS if rows[name].any()]
     columns: list[_TableColumn] = [("speed (samples/s)", "speed", "{:.3g}".format)]
     counts = ["tasks", *endings]
-    if rows["samples"].any():  # 0 where an app has data of its own
+    if rows["samples"].any():  # all are 0 if an app brings its own data
         counts.insert(0, "samples")
     for name in counts:
         head = _ENDINGS.get(name, name)

@@ -28,14 +28,14 @@ from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
 OUTCOMES = tuple(palette.OUTCOMES)
-MARKED = (*MARKS, "split")  # kinds of marks; the column ``mark_kind`` has indices of this
+MARKED = (*MARKS, "split")  # kinds of marks; the column ``mark_kind`` has indices into this
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 _TICK_S = 1e-4  # usual length of a tick (s), as precise as a time on the screen
-_LEAST_TICKS = 2**20  # of a run, so that ticks of a short run are shorter
-_MOST_TICKS = 2**31  # of a run, so that ticks of a long run are longer, and times fit into 32 bits
-_MOST_MESSAGES = 20_000  # messages between devices that a timeline has; of more, some are drawn
+_LEAST_TICKS = 2**20  # least count of ticks in a run; a short run has shorter ticks
+_MOST_TICKS = 2**31  # most ticks in a run, to fit times into 32 bits; a long run has longer ticks
+_MOST_MESSAGES = 20_000  # most messages between devices in a timeline; of more, a part is drawn
 _POINTS = 16384  # most points of a curve: far more than pixels, so that readers can zoom in
-# kind of step: fields of its data with the work done and the whole work
+# by kind of step: names of the fields with the work that was done and the work that was to be done
 _AMOUNTS = {
     "train": ("epochs", "asked"),
     PRE_TRAINING: ("epochs", "asked"),
@@ -160,7 +160,7 @@ class _ColumnsOfLanes:
         workers = np.array(sorted({step.device for step in steps}), dtype=np.int64)
         if not len(workers):
             return all_devices[:most_lanes]
-        # a device is taken to have as many steps as any other
+        # limits the steps by the count of devices, as if all devices had equally many steps
         share = min(1.0, most_steps / max(1, len(steps)))
         most = min(most_lanes, max(1, int(len(workers) * share)))
         return workers[style.choose_evenly(len(workers), most)]
@@ -202,7 +202,7 @@ class _ColumnsOfLanes:
             """Return for each step the value of the previous step in its lane; 0 for the first step."""
             shifted = np.zeros(len(values), dtype=np.int64)
             shifted[1:] = values[:-1]
-            # an empty lane at the end begins after the last step
+            # the position of an empty last lane is after all steps, and is no index of a step
             first_steps = first_positions[first_positions < len(values)]
             shifted[first_steps] = 0
             return shifted

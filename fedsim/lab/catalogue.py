@@ -507,10 +507,11 @@ def _loosen(schema: Any) -> Any:
         return schema
     loose = {}
     for key, item in schema.items():
-        is_list_of_required = key == "required" and isinstance(item, list)  # not a property's name
+        # ``required`` has a list if it is the keyword, and a schema if it is the name of a property
+        is_list_of_required = key == "required" and isinstance(item, list)
         if not is_list_of_required:
             loose[key] = _loosen(item)
-    if "kind" in loose.get("properties", ()):  # keys may be of another kind
+    if "kind" in loose.get("properties", ()):  # the table may have keys of other kinds too
         loose["additionalProperties"] = True
     if loose.get("additionalProperties") is False:
         loose["patternProperties"] = {r"^[^.]+\.": {}}

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from fedsim.running.scenario import Scenario
 
 PATIENCE_S = 2.0
-# A trial stops after ``PATIENCE_S`` (real time). Only until its first round has ended, the limit is
-# this many times as long, as a forecast needs at least one whole round.
+# A trial stops after ``PATIENCE_S`` (real time). Until the end of its first round, the limit is longer
+# by this factor, as a forecast needs at least one whole round.
 _FIRST_ROUND = 30
 _PILOT_STEPS = 3  # SGD steps from which the time of a step is guessed
 _SAMPLED = 100_000  # count of devices sampled for estimates of larger populations
@@ -207,7 +207,7 @@ def _round_lines(
     interval_s = round_s
     if params.every is not None:
         interval_s = math.ceil(round_s / params.every) * params.every
-    messages = tasks  # one download and one upload each
+    messages = tasks  # pairs of a download and an upload; one for each task
     if params.traits.at_edges:  # the edge servers exchange models with the server, too
         messages += min(cohort, scenario.network.edge_servers)
     model_bytes = envelopes.down.model_bytes + envelopes.up.model_bytes + 2 * learner.state_bytes

@@ -91,7 +91,7 @@ def write_study(
         cohort = min(fleet.devices // 2, 20)
     strategies_with_rounds = ["fedavg", "fedavg-int8"]
     oort = ""
-    if cohort < fleet.devices:  # otherwise no selection of devices differs from another
+    if cohort < fleet.devices:  # otherwise every selection takes all devices
         strategies_with_rounds.append("oort")
         oort = _OORT.substitute(step=f"{_round_to_two_digits(task_s):g}")
     cells = len(strategies_with_rounds) * len(deadlines) + 1
@@ -114,7 +114,7 @@ def write_study(
     fields |= _fields_of_model(size_text.strip(), size)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(Template(read_text(_HERE / "study.txt")).substitute(fields), encoding="utf-8")
-    strategies = len(strategies_with_rounds) + 1  # FedBuff has no rounds
+    strategies = len(strategies_with_rounds) + 1  # plus FedBuff, which has no rounds
     counts = f"{len(deadlines)} deadlines, {strategies} strategies, 3 seeds"
     return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
 

@@ -78,7 +78,7 @@ class PlannedComputing(ModelComputing):
         if self.has_room(len(waves)):
             await self._compute_waves(waves)
             return
-        del waves  # holds references to all models
+        del waves  # otherwise it would keep all models referenced
         await PlannedStream(self, self.scratch).compute(models, stay=stay)
 
     @override

@@ -211,7 +211,8 @@ def check_ledgers(evidence: Evidence) -> Iterator[str]:
     ledger = flatten(_compute_ledger(evidence).summary())
     stated = flatten(evidence.run.summary["bytes"])
     for key in sorted({*ledger, *stated}):
-        # dotted keys are purposes, which both have to list; a missing direction counts 0 bytes
+        # Dotted keys are purposes, which ledger and summary both have to list. A direction may be
+        # missing, and then has 0 bytes.
         missing = math.nan if "." in key else 0.0
         if not is_close(ledger.get(key, missing), stated.get(key, missing)):
             yield (

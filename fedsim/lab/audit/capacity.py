@@ -131,7 +131,8 @@ class Rate(LinkCapacity):
         return np.asarray(sums[piece] + values[piece] * (until - self.since[piece]))
 
     def is_unlimited(self, begin: Floats, end: Floats) -> Flags:
-        counts = np.append(0, np.cumsum(np.isinf(self.values)))  # infinite rates before each piece
+        # entry i: count of infinite rates before piece i
+        counts = np.append(0, np.cumsum(np.isinf(self.values)))
         first = np.maximum(np.searchsorted(self.since, begin, side="right") - 1, 0)
         last = np.searchsorted(self.since, end, side="right") - 1
         return np.asarray(counts[last + 1] > counts[first])

@@ -32,7 +32,7 @@ class OwnPart(NamedTuple):
     section: Section
 
 
-_METERS = "meters."  # prefix of the keys of a user's meters, which the audit recounts
+_METERS = "meters."  # prefix of the keys of a user's meters, whose figures the audit recounts
 
 _VALUES = "values of learning, which nothing else in the folder has"
 _NO_TRACE = "changes values of learning alone, no time and no byte"

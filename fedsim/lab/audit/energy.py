@@ -128,7 +128,8 @@ def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
         quantities.append("grams")
     for quantity in quantities:
         expected = account.by_round(quantity)
-        # the run computes a round's value as the difference of two sums since its begin
+        # A round's value in the table is the difference of two sums since the run's begin, so its
+        # rounding error grows with these sums.
         slack = 1e-6 + 1e-9 * np.abs(np.cumsum(expected))
         text = "round {row} has {stated!r} {name}, the records say {expected!r}"
         yield from report_differences(text, evidence.rounds, {quantity: expected}, atol=slack)
@@ -482,7 +483,8 @@ def _sum_energy(portions: pd.DataFrame, times: Floats, zone: _GridZone | None) -
     start = portions["start"].to_numpy()
     end = portions["end"].to_numpy()
     if zone is not None:
-        # on the axis of the integrated intensity, watts sum to grams as on that of time to joules
+        # a power times a difference of times is in joules; a power times a difference of the
+        # integrated intensity is in grams
         start = _integrate_intensity(zone, start)
         end = _integrate_intensity(zone, end)
         times = _integrate_intensity(zone, times)

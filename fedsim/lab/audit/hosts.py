@@ -114,7 +114,8 @@ def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> F
     times = times[is_last_of_instant]
     busy = busy[is_last_of_instant]
     for index, (begin, until) in enumerate(zip(start, end, strict=True)):
-        first = np.searchsorted(times, begin, side="right") - 1  # count that holds at the begin
+        # the interval begins with the count of the last change before it, or at its begin
+        first = np.searchsorted(times, begin, side="right") - 1
         last = np.searchsorted(times, until, side="left")
         within = busy[max(first, 0) : max(last, first + 1)]
         fewest[index] = within.min(initial=np.inf)

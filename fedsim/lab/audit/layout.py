@@ -54,7 +54,7 @@ def coded_bytes(codec: TomlTable, count: int, model_parameters: int) -> float | 
         case "int8":
             return count + scales
         case "qsgd":
-            # a sign and 0..levels, 2 levels + 1 codes
+            # a number has a sign and a magnitude of 0..levels, which makes 2 levels + 1 codes
             bits = (2 * codec["levels"]).bit_length()
             return float(math.ceil(count * bits / 8) + scales)
         case "sign":

@@ -24,7 +24,7 @@ from fedsim.lab.audit.traces import LinkRates, has_trace
 from fedsim.records import folder as files
 
 _DIRECTIONS = ("down", "up")
-# parts of a route: device to server, device to edge server, edge server to server
+# codes of the parts of a route
 _DEVICE_TO_SERVER, _DEVICE_TO_EDGE, _EDGE_TO_SERVER = range(3)
 
 _LinkUser = tuple[str, int, int]
@@ -195,7 +195,7 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
         took=messages["end"] - messages["begin"],
         latest_end=messages["end"] + slack,
     )
-    # bytes at the built rate; links whose rate varies are corrected below
+    # bytes that a link carries at its first rate; the loop corrects them for links whose rate varies
     allowed = (messages["rate"] * (messages["took"] + slack) * RATE_TOLERANCE).to_numpy(copy=True)
     for name, rows in messages.groupby("link").indices.items():
         link = str(name)
@@ -211,7 +211,7 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
     text = (
         "transfer {row} brought {wire_bytes:.0f} bytes in {took:.6g} s over a link of {rate:g} B/s"
     )
-    # a NaN is wrong, too
+    # ``~(a <= b)`` instead of ``a > b``, to report NaN too
     yield from report(text, messages, ~(messages["wire_bytes"] <= allowed))
 
 

@@ -15,7 +15,8 @@ from fedsim.lab.audit.frames import NOTHING, read_quantity, report, values_at_ro
 from fedsim.lab.audit.strategies import WITHOUT_GROUPS
 
 _ROUNDING = 1e-9
-_MOST_CHECKED_ROWS = 20_000  # of the availability, to take a fraction of a second
+# most rows of the availability that are checked, so that the check takes a fraction of a second
+_MOST_CHECKED_ROWS = 20_000
 
 
 def check_lifetimes(evidence: Evidence) -> Iterator[str]:

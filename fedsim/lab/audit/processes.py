@@ -98,7 +98,7 @@ def _check_times(
         expected: times by the scenario's seed.
     """
     end = evidence.run.summary["simulated_s"]
-    # the run may have ended in the instant of an outage
+    # a run that ends in the instant of an outage may end before the outage is recorded
     if stated == expected or stated == [time for time in expected if time < end]:
         return
     for time, expected_time in zip_longest(stated, expected):

@@ -90,7 +90,8 @@ def _check_patience(
     progress_round: int | None = None
     rounds_without_progress = 0
     for number, value in zip(tests.index.tolist(), tests.tolist(), strict=True):
-        if rounds_without_progress >= patience:  # at the previous test
+        # the count is from the previous test, at which the run should have ended
+        if rounds_without_progress >= patience:
             yield f"round {number} was begun after {rounds_without_progress} rounds without progress"
             return
         # the first finite value is progress, whatever it is

@@ -61,7 +61,8 @@ def check_requested_epochs(evidence: Evidence) -> Iterator[str]:
     epochs = _local_setting(evidence, "local_epochs", trainings)
     steps = _local_setting(evidence, "local_steps", trainings)
     expected = np.where(np.isnan(epochs), expected, epochs)
-    expected = np.where(np.isnan(steps), expected, 1.0)  # SGD steps count as one epoch
+    # a device with a set count of SGD steps is asked for one epoch
+    expected = np.where(np.isnan(steps), expected, 1.0)
     trainings = trainings.assign(expected=expected)
     text = "task {task} was asked for {requested:g} epochs, by the scenario for {expected:g}"
     yield from report(text, trainings, trainings["requested"] != trainings["expected"])
@@ -112,7 +113,8 @@ def check_durations(evidence: Evidence) -> Iterator[str]:
         if usual != 1.0:
             slack = 1e-4
     least = usual * (1 - slack)
-    most = usual / slow_factor * (1 + slack)  # speed times the factor, which is at most 1
+    # a slow phase multiplies the speed by a factor of at most 1, which lengthens the training
+    most = usual / slow_factor * (1 + slack)
     # comparisons with NaN are false: an unknown ratio is not wrong
     wrong = (ratios < least) | (ratios > most)
     text = (

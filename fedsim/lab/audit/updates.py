@@ -90,11 +90,11 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
     - If the strategy lets updates wait (``UPDATES_WAIT``): an update that waits at the end.
     """
     events = evidence.events
+    # the following dicts have rows of ``events`` as keys, and ``idle_rows`` is a set of rows
     aggregates = evidence.data_of("aggregate")
     aggregated_tasks = aggregates["tasks"].to_dict()
     has_rounds = aggregates["has_rounds"].to_dict()
     lost_tasks = evidence.data_of("updates-lost")["tasks"].to_dict()
-    # sets and dicts by row, the index of a record
     idle_rows = set(np.flatnonzero(evidence.is_idle_training).tolist())
     continued = _continued_tasks(evidence)
     kinds = events["kind"]
@@ -222,7 +222,8 @@ class _UpdateBook:
             time: end of the round (s).
         """
         for task, (ended_at, group) in [*self._owed.items()]:
-            # without rounds, aggregations leave out other groups and updates of their own instant
+            # an aggregation of a strategy without rounds leaves out the updates of other groups, and
+            # those that arrive in the instant of the aggregation
             is_earlier = ended_at < time
             if self._has_rounds or (is_earlier and self._group in (NOTHING, group)):
                 del self._owed[task]
@@ -255,8 +256,8 @@ def check_round_counts(evidence: Evidence) -> Iterator[str]:
             tallies[number]["selected"] += 1
             tallies[number][_COUNT_OF_OUTCOME.get(outcome, outcome)] += 1
         elif kind == "task-start":
-            # Only tasks that continue an earlier task get here. The earlier one was counted at its
-            # end; this is taken back, as both together count once, at the end of the later one.
+            # This task continues an earlier task, as ``records`` has no other starts. Both tasks count
+            # once, at the end of the later one, so the count of the earlier task is taken back.
             if number not in tallies:
                 yield f"task {task} goes on with one of round {name}, of which none has ended"
             tallies[number].subtract(("selected", "valid"))

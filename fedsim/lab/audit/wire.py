@@ -75,8 +75,8 @@ def check_message_sizes(evidence: Evidence) -> Iterator[str]:
         return
     sizes = MessageSizes(evidence)
     transfers = evidence.transfers
-    # Messages between devices are the strategy's if it is one of ``PEERS`` and they have a round.
-    # All others are from processes.
+    # The strategy has sent a message between devices if the strategy is one of ``PEERS`` and the
+    # message has a round. All other messages between devices are from processes.
     of_strategy = transfers["direction"] != "peer"
     if strategy in PEERS:
         of_strategy |= transfers["round"] != NOTHING
@@ -304,7 +304,8 @@ class MessageSizes:
         sizes = self._strategy["sizes"]
         ranks = sizes.values() if isinstance(sizes, dict) else sizes
         counts = [count_adapter_parameters(self._trained_tensors, rank) for rank in ranks]
-        # a part has adapters of several clients, of any of the ranks
+        # A part has the adapters of several clients with any of these ranks. So its size is a
+        # multiple of the greatest common divisor of the adapters' sizes.
         unit = _NUMBER_BYTES * math.gcd(*counts)
         model_bytes = _NUMBER_BYTES * self._parameter_count
         if size == model_bytes or (size <= model_bytes and size % unit == 0):

@@ -21,7 +21,7 @@ from fedsim.world.network.protocol import Fluid, Protocol
 _SIGMA = 1.4826
 _OUTLIER = 3.5  # standard deviations beyond which a time is an outlier
 _NO_JITTER = 1e-3
-_APART = 1.5  # the least ratio of sizes that separates latency from rate
+_APART = 1.5  # least ratio of the largest size to the smallest that tells latency from rate
 _LARGE = 1e9  # size of a message that is long past its slow start (bytes)
 _FAST = 1e9  # rate of links whose rates are unknown and limit nothing (bytes/s)
 _MOST_POINTS = 64  # most sizes through which a line is fitted, as the time grows with their square
@@ -180,10 +180,10 @@ def _fit_speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     client = tasks.client
     log_pace = np.log(durations(tasks.train) / tasks.train.amount)
     residuals = log_pace - aggregate(log_pace, client, clients, "median")[client]
-    # one median per client is estimated
+    # corrects for the degrees of freedom that the clients' medians take
     correction = math.sqrt(len(residuals) / max(1, len(residuals) - len(np.unique(client))))
     sigma = _SIGMA * float(np.median(np.abs(residuals))) * correction
-    # 1e-9, as the deviation is 0 if most residuals are
+    # if most residuals are 0, ``sigma`` is 0, and rounding errors must not count as outliers
     is_inlier = np.abs(residuals) <= max(_OUTLIER * sigma, 1e-9)
     log_pace = log_pace[is_inlier]
     client = client[is_inlier]
@@ -191,9 +191,10 @@ def _fit_speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     degrees_of_freedom = len(log_pace) - len(np.unique(client))
     if degrees_of_freedom > 0:
         sigma = math.sqrt(float(np.sum((log_pace - mean[client]) ** 2)) / degrees_of_freedom)
-    # coefficient of variation of a lognormal time; the mean of n epochs varies by 1 / sqrt(n) of it
+    # The coefficient of variation of a lognormal variable is sqrt(exp(sigma^2) - 1). A single epoch
+    # varies sqrt(n) times as much as the mean of a task's n epochs.
     jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs)))
-    # samples/s, as the mean of a lognormal pace is exp(mean + sigma^2 / 2)
+    # a speed is the inverse of the mean pace, which is exp(mean + sigma^2 / 2) if it is lognormal
     speeds = np.exp(-mean - sigma**2 / 2)
     if jitter <= _NO_JITTER:
         jitter = 0.0
@@ -286,7 +287,7 @@ def _fit_links(
     search = LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
     capacity = search.fit_capacity()
     rates = search.fit_rates(capacity, len(tasks))[0]
-    # no rate can be fitted, as the durations depend only on windows and round trips
+    # no rate can be fitted if all durations depend only on windows and round trips
     if np.isnan(rates).all():
         rates = np.full(len(latency), _FAST)
     if np.median(tasks[direction].amount) <= _FIRST_WINDOW:
@@ -322,7 +323,7 @@ def _limited_links(
         capacity: capacity of the server's link (bytes/s).
     """
     rivals = [(rates, capacity)]
-    # at least the capacity, but NaN for clients without messages
+    # own links that are at least as fast as the server's link, so that they limit nothing
     unlimiting_rates = np.where(np.isnan(rates), math.nan, np.fmax(rates, capacity))
     if not search.explains(unlimiting_rates, capacity, rates, capacity):
         return _Links(rates, capacity, rivals, [])

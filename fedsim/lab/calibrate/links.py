@@ -14,7 +14,8 @@ from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Protocol
 
 DIRECTIONS: tuple[Direction, ...] = ("down", "up")
-# search for rates behind a shared link: most iterations, and tolerance of logarithms
+# limits of the search for the clients' rates behind a shared link: most iterations, and the tolerance
+# of the logarithms of rates and durations
 _MOST_ITERATIONS = 12
 _TOLERANCE = 1e-3
 _MOST_TRANSFERS = 400  # count of transfers that the search uses
@@ -302,7 +303,8 @@ class LinkSearch:
             )
             replayed_s = replay_transfers(world, self._direction, self._steps[:count], client)
             log_error = np.log(np.maximum(replayed_s - latency, 1e-9) / sending_s)
-            # a transfer that the server's link holds up does not depend on the client's link
+            # Transfers without an error do not correct a rate. The server's link may hold them up,
+            # and then their duration does not depend on the client's link.
             has_error = np.abs(log_error) > _TOLERANCE
             # a client's median; NaN, and then no correction, if none of its transfers has an error
             correction = aggregate(log_error[has_error], client[has_error], len(rates))

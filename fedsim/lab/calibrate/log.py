@@ -46,7 +46,7 @@ _COLUMNS_OF_KIND = {
 }
 """Dict from kind of row (``what``) to the columns that it needs in addition to its times."""
 
-# least share of rounds that are over when the next one begins, for a synchronous server
+# a server is synchronous if at least this share of its rounds is over when the next round begins
 _LEAST_SEQUENTIAL = 0.9
 # longest overlap (s) that is ignored, because clocks are read one after another
 _IGNORED_OVERLAP_S = 1e-3

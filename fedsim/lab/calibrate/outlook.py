@@ -20,7 +20,8 @@ from fedsim.lab.calibrate.replay import FittedWorld, predict, replay_rounds
 from fedsim.lab.calibrate.tasks import has_ended
 
 _LEAST_WIDTH = 0.02  # relative width below which an interval is shown as one number
-# a world is refuted if its mean error of held-out rounds exceeds the fitted world's by this
+# A world is refuted if its mean error of held-out rounds exceeds the fitted world's mean error by
+# more than this.
 _REFUTING_EXCESS = 0.05
 _DRAWS = 10  # count of draws of clients whose times an interval spans
 

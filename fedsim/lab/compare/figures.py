@@ -24,7 +24,7 @@ Take = Literal[
 
 def _variance_around_line(values: "pd.Series[float]") -> float:
     """Return the variance around a least-squares line, with n - 2 degrees of freedom."""
-    # [1]: the sums of squared residuals
+    # the second result of ``lstsq`` is the sum of squared residuals
     squares = np.linalg.lstsq(np.vander(range(len(values)), 2), values)[1]
     return float(squares[0] / (len(values) - 2))
 

@@ -357,12 +357,13 @@ def _format_to_precision(
     factor = 1.0
     if column.unit == "bytes":
         letter, factor = _find_prefix(max(abs(values[0]), half))
-    # exponents of ten of the last digit: the mean's at most digits, and the half width's second
+    # Two powers of ten, given by their exponents: of the last digit if the mean has ``_MOST_DIGITS``
+    # digits, and of the half width's second digit. The coarser one is the last that is shown.
     finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
     second_of_half = math.floor(math.log10(half / factor)) - 1
     decimals = -max(finest, second_of_half)
     for value in values:
-        rounded = round(value / factor, decimals) + 0.0  # no -0
+        rounded = round(value / factor, decimals) + 0.0  # + 0.0 turns -0.0 into 0.0
         sign = "+" if column.signed and rounded > 0 else ""
         yield f"{sign}{rounded:,.{max(0, decimals)}f}{letter}"
 

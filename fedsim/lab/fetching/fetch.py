@@ -230,7 +230,7 @@ def _is_there(folder: Path, file: RemoteFile, receipt: dict[str, int]) -> bool:
                 f"'{path}' is there, and is not the published file; move it away, or give another "
                 "--root"
             )
-        are_there = False  # was fetched, and has changed since
+        are_there = False  # the file was fetched, and has changed since
     return are_there
 
 

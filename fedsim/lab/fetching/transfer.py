@@ -160,7 +160,7 @@ class FileTransfer:
         if start:
             headers["Range"] = f"bytes={start}-"
         opener = urllib.request.build_opener(_Redirects())
-        request = urllib.request.Request(url, headers=headers)  # a scheme of ``_SCHEMES``
+        request = urllib.request.Request(url, headers=headers)  # ``url`` is http or https
         try:
             with opener.open(request, timeout=_PATIENCE_S) as answer:
                 self._receive(answer, start)
@@ -191,7 +191,7 @@ class FileTransfer:
         size = begin
         while True:
             try:
-                # returns the bytes that have arrived, so that a kill loses few
+                # ``read1`` does not wait for a whole chunk, so that a killed process loses few bytes
                 chunk = answer.read1(_CHUNK)
             except http.client.IncompleteRead as error:
                 chunk = error.partial

@@ -127,7 +127,7 @@ def read_times(folder: Path) -> RunTimes:
                 round_start_s = time_s
             case "round":
                 rounds.append(RoundTimes(number, round_start_s, time_s))
-                round_start_s = time_s  # of the next round, if it has no record of its begin
+                round_start_s = time_s  # begin of the next round, unless that is recorded
     first_tasks: dict[tuple[int, int], TaskTimes] = {}
     for number, device, times in tasks.values():
         if number is not None:

@@ -380,7 +380,8 @@ class Conductor:
                 stack.callback(self.trials.close)
             if isinstance(self.trials, SharedTrials):
                 with files.locked(self.out, files.TURN_S):
-                    # before the journal is written, which alone would not mark the folder as a study's
+                    # The folder is marked before the journal is written, because the journal alone
+                    # would not show that the folder is a study's.
                     files.mark(self.out, self.study)
             self._update()  # workers of a killed study may have ended runs since the last update
             while True:

@@ -150,7 +150,7 @@ def _try_beginning(run: PlannedRun) -> CostHere | None:
     be read.
     """
     if run.scenario.learning == "on":
-        load_learning()  # is not part of the trial's time
+        load_learning()  # loaded now, so that loading takes no time of the trial
     try:
         cost = forecast_whole(run.scenario, Inline(), _TRIAL_S).cost
     except DataError as error:

@@ -51,7 +51,7 @@ class _WrittenFiles:
         """
         file = self._files.get(reference)
         if file is not None and reference not in self._paths:
-            # a numbered folder each, as files may have the same name
+            # each file gets a numbered folder, as two files may have the same name
             path = self._folder / f"{len(self._paths)}" / file.name
             write_pieces(path, file.pieces)
             self._paths[reference] = path

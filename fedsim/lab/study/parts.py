@@ -198,7 +198,7 @@ class PartReceiver:
             if _first_part(name) == CHECKPOINT:
                 checkpoints["/".join(name.split("/")[:2])] = None
         for checkpoint in checkpoints:
-            # a checkpoint after as many events has the same state
+            # a checkpoint is named by its count of events, and the same count means the same state
             if not (self._folder / checkpoint).exists():
                 self._replace_folder(checkpoint)
         if any(_first_part(name) == LIVE for name in changed):

@@ -325,7 +325,7 @@ def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
             if is_study(owner["base"]):
                 raise ScenarioError(f"base is {name!r}, which is a study; allowed is a scenario")
         if isinstance(owner.get("base"), dict):
-            owner["base"].pop("seed", None)  # the study's seeds replace it
+            owner["base"].pop("seed", None)  # the study's seeds replace the base's seed
             bases.append(owner["base"])
     return bases
 

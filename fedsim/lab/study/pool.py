@@ -36,7 +36,7 @@ _LONGEST_LINE = 1000  # length (characters) above which the middle of a printed 
 _PLAIN_EVERY_S = 10.0  # least time between two lines of progress, if the console is no terminal (s)
 # least work done from which the remaining time is estimated, as a count of runs: a tenth of one run
 _LEAST_DONE = 0.1
-_MOST_NAMED_RUNS = 2  # a line of progress names so many active runs, and counts the others
+_MOST_NAMED_RUNS = 2  # most active runs that a line of progress names; it counts the others
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,8 @@ class WorkerPool:
             worker = self._idle.pop() if self._idle else self._start_worker()
             self._progress.started(order_index)
         news = self._carry_out_with(worker, order_index, order)
-        # remains so after an interrupt, even if the signal killed the worker before it could handle it
+        # After an interrupt, a run without news counts as interrupted. The signal may have killed the
+        # worker before the worker could handle it.
         ended = Ended(order, "interrupted")
         if news is not None:
             ended = Ended(order, **news["run"])

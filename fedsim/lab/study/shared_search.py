@@ -47,7 +47,8 @@ def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int)
     search = study.spec.search
     if search is None:
         return None
-    # the index first: processes that share a search write the journal before the index
+    # The index is looked for first, because processes that share a search write the journal before
+    # the index. So an index without a journal is from a search in one process.
     is_begun = (out / INDEX).is_file()
     is_shared = (out / JOURNAL).is_file()
     if shard is None and not is_shared:
@@ -83,7 +84,7 @@ class SharedTrials(Trials):
         super().__init__(study, search)
         self._workers = workers
         self._claims = ExitStack()
-        import_optuna()  # slow, so not later, while this process holds a lock
+        import_optuna()  # slow; a later import would be while this process holds a lock
 
     @property
     @override

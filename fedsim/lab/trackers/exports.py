@@ -44,7 +44,7 @@ _SUMMARY_FIELDS = (
 )
 _EVENTS = "events.out.tfevents.0.fedsim"  # name of the file for TensorBoard
 _MLFLOW_LIMIT = 6000  # most characters of a parameter in MLflow
-# settings of W&B to switch on
+# settings of W&B that keep it from recording the machine and the user's code
 _WANDB_SWITCHES = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_code")
 
 
