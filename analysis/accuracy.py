@@ -47,7 +47,8 @@ _MARKS: dict[str, palette.Look] = {
 }
 _EPSILON: palette.Look = {"color": palette.PURPLE, "linestyle": "--", "linewidth": 1.3}
 _MARKED = 30  # most evaluations that are drawn as points
-# ratio of the lines' latest end to their earliest end above which the horizontal axis is logarithmic
+# ratio of the lines' latest end to their earliest end above which the horizontal axis is
+# logarithmic
 _MOST_APART = 4
 _MOST_COLOURED = 8  # most series with a colour of their own
 _OTHER_SERIES: palette.Look = {"color": "#D0D0D0", "linewidth": 0.7}

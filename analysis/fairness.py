@@ -101,8 +101,8 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
     kinds = ("task-start", "arrival", "departure", "round")
     columns = ("time", "kind", "device", "round")
     population = run.table(DEVICES)
-    # Counted in rounds, a new device starts as if it was selected in the round before. So the device
-    # has waited for 1 round at the end of the round in which it came.
+    # Counted in rounds, a new device starts as if it was selected in the round before. So the
+    # device has waited for 1 round at the end of the round in which it came.
     one_round = int(clock == "round")
     last_selected = np.full(population.num_rows, 0.0 - one_round)
     is_present = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0

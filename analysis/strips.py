@@ -21,9 +21,9 @@ from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
 _BINS = 625  # count of time bins over the width of a timeline; two pixels each
-# Greatest ratio of present devices (those between arrival and departure) to devices at work for which
-# unreachable devices are drawn. Beyond this ratio, an axis that has room for all present devices would
-# show the devices at work as a thin line.
+# Greatest ratio of present devices (those between arrival and departure) to devices at work for
+# which unreachable devices are drawn. Beyond this ratio, an axis that has room for all present
+# devices would show the devices at work as a thin line.
 _FAR_MORE = 10
 _FAR_ABOVE = 1.3  # greatest ratio of a drawn capacity to the largest load
 # least end of the axis (bytes/s), size (bytes/s) and name of each unit, for ``style.unit_for``

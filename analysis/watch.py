@@ -23,8 +23,8 @@ from fedsim.records.live import LIVE
 
 _LOOK_S = 0.5  # time between two checks of the folders (s)
 _PAUSE_FACTOR = 4  # pause after a report is built, as a multiple of the time that building it took
-# time (s) for which a folder must be unreadable before the page says so; a run that replaces its files
-# makes its folder unreadable for a moment
+# time (s) for which a folder must be unreadable before the page says so; a run that replaces its
+# files makes its folder unreadable for a moment
 _DAMAGED_S = 5.0
 _MOST_LINES = 40  # the page has a line for each active or failed run of a study, up to this count
 _LAST_S = 5.0  # longest time that open pages have to fetch the last report (s)

@@ -39,7 +39,8 @@ _WIDE_IN = 2.9  # least width of a panel beside another panel
 _WIDTH = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*")
 
 # Colours, dashes and marks of lines that stand for strategies. No line has the colour of an outcome
-# of tasks (``OUTCOMES``). Lightness, dashes and marks tell the lines apart in print without colours.
+# of tasks (``OUTCOMES``). Lightness, dashes and marks tell the lines apart in print without
+# colours.
 _LINE_COLOURS = ("#332288", "#CC6677", "#44AA99", "#882255", "#999933", "#5577AA")
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (6, 1.5)), (0, (2, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")

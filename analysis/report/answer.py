@@ -342,7 +342,8 @@ def _draw_dots(line: RankedLine, axis: Axis, most: float, colour: str) -> Markup
         for value in line.values.values():
             parts.append(stroke(value, value, "seed", y1=6, y2=14))
     if has_all_seeds:
-        # a line of no length with round caps is a dot, which stays round when the drawing is widened
+        # a line of no length with round caps is a dot, which stays round when the drawing is
+        # widened
         parts.append(stroke(mean.mean, mean.mean, "dot", y1=10, y2=10))
     box = f"0 0 {_DOTS_WIDTH} 20"
     return el("svg", *parts, viewBox=box, preserveAspectRatio="none", aria_hidden="true")

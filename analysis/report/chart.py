@@ -25,8 +25,8 @@ AT_ONCE = 8  # most lines that are visible at first
 _BANDS = 3  # most visible lines with a band each; of more, the line at the pointer has one
 _POINTS = 241  # points per line in the chart
 _REACH = 6  # points to each side over which a smoothed line is the mean: 2.5 % of the axis
-# A chart opens with smoothed lines if the sum of a line's ups and downs, divided by the range of its
-# values, exceeds this in the median.
+# A chart opens with smoothed lines if the sum of a line's ups and downs, divided by the range of
+# its values, exceeds this in the median.
 _NOISY = 1.5
 _TABLE_POINTS = 8  # values per line in the table
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}

@@ -258,8 +258,9 @@ class Environment(simpy.Environment):
         now = self._now
         while self.pending is None:
             when, priority, number, event = schedule[0] if schedule else _NEVER
-            # A call is due at the present time. Both tuples begin with the priority and the number in
-            # the order of scheduling. Numbers are unique, so that the function is never compared.
+            # A call is due at the present time. Both tuples begin with the priority and the number
+            # in the order of scheduling. Numbers are unique, so that the function is never
+            # compared.
             if calls and (when > now or calls[0] < (priority, number)):
                 _, _, function = heappop(calls)
                 function()

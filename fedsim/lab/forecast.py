@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from fedsim.running.scenario import Scenario
 
 PATIENCE_S = 2.0
-# A trial stops after ``PATIENCE_S`` (real time). Until the end of its first round, the limit is longer
-# by this factor, as a forecast needs at least one whole round.
+# A trial stops after ``PATIENCE_S`` (real time). Until the end of its first round, the limit is
+# longer by this factor, as a forecast needs at least one whole round.
 _FIRST_ROUND = 30
 _PILOT_STEPS = 3  # SGD steps from which the time of a step is guessed
 _SAMPLED = 100_000  # count of devices sampled for estimates of larger populations

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from fedsim.toolbox.attacks import Attack
 
 
-# largest population for which the availability of all devices is recorded; in a larger one, only the
-# availability of devices that were sent a task
+# largest population for which the availability of all devices is recorded; in a larger one, only
+# the availability of devices that were sent a task
 _MOST_RECORDED = 2_000
 _MOST_CHANGES = 200_000  # limit of recorded changes of availability; a picture shows fewer
 

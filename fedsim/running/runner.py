@@ -176,8 +176,8 @@ class Job:
             store.remove_after(checkpoint)
         meter_files = [name for name, *_ in self.run.meters.files()]
         files.reopen(out, self.recorder.parts, meter_files)
-        # The scenario is replaced last: the folder has no summary any more, so that a process that is
-        # killed here leaves an unfinished run, with either scenario.
+        # The scenario is replaced last: the folder has no summary any more, so that a process that
+        # is killed here leaves an unfinished run, with either scenario.
         if self._more is not None:
             files.write_text(out / files.SCENARIO, self.scenario.to_toml())
 
@@ -237,8 +237,8 @@ class Job:
             if not reason:
                 reason = evaluator.why_no_accuracy(summary["rounds"], strategy.models())
             summary["no_accuracy"] = reason
-        # fedsim leaves updates that are not finite out of every model, so the strategy's own code is
-        # the likely cause, and the message says where this code is
+        # fedsim leaves updates that are not finite out of every model, so the strategy's own code
+        # is the likely cause, and the message says where this code is
         names = ", ".join(find_not_finite(tensors))
         if names:
             summary["not_finite"] = f"{names}{home_of(type(strategy))}"

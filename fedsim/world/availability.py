@@ -294,7 +294,8 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         time[unfinished] = until
         row_counts[unfinished] += is_change
         complete_count = int(np.searchsorted(np.cumsum(row_counts), most, side="right"))
-        # without ``now < until``, a user's phase that ends when it begins would be looked up forever
+        # without ``now < until``, a user's phase that ends when it begins would be looked up
+        # forever
         unfinished = unfinished[(now < until) & (until <= end) & (unfinished < complete_count)]
     position_of_row = np.concatenate(positions)
     rows = np.flatnonzero(position_of_row < complete_count)

@@ -110,8 +110,8 @@ class EpochTimes:
             for bound, extra in ((limit, 0), (horizon, 1)):
                 if bound < math.inf and on_grid(epoch_s) > 0:
                     count = min(count, math.ceil((bound - start) / epoch_s) + extra)
-            # Each end is rounded once, and is no sum of rounded times, so that n epochs end exactly at a
-            # deadline of n epochs.
+            # Each end is rounded once, and is no sum of rounded times, so that n epochs end exactly
+            # at a deadline of n epochs.
             return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(count, 0))]
         ends: list[float] = []
         while len(ends) < epochs and start < limit and start <= horizon:

@@ -195,7 +195,8 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
         took=messages["end"] - messages["begin"],
         latest_end=messages["end"] + slack,
     )
-    # bytes that a link carries at its first rate; the loop corrects them for links whose rate varies
+    # bytes that a link carries at its first rate; the loop corrects them for links whose rate
+    # varies
     allowed = (messages["rate"] * (messages["took"] + slack) * RATE_TOLERANCE).to_numpy(copy=True)
     for name, rows in messages.groupby("link").indices.items():
         link = str(name)

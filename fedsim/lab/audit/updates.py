@@ -222,8 +222,8 @@ class _UpdateBook:
             time: end of the round (s).
         """
         for task, (ended_at, group) in [*self._owed.items()]:
-            # an aggregation of a strategy without rounds leaves out the updates of other groups, and
-            # those that arrive in the instant of the aggregation
+            # an aggregation of a strategy without rounds leaves out the updates of other groups,
+            # and those that arrive in the instant of the aggregation
             is_earlier = ended_at < time
             if self._has_rounds or (is_earlier and self._group in (NOTHING, group)):
                 del self._owed[task]
@@ -256,8 +256,9 @@ def check_round_counts(evidence: Evidence) -> Iterator[str]:
             tallies[number]["selected"] += 1
             tallies[number][_COUNT_OF_OUTCOME.get(outcome, outcome)] += 1
         elif kind == "task-start":
-            # This task continues an earlier task, as ``records`` has no other starts. Both tasks count
-            # once, at the end of the later one, so the count of the earlier task is taken back.
+            # This task continues an earlier task, as ``records`` has no other starts. Both tasks
+            # count once, at the end of the later one, so the count of the earlier task is taken
+            # back.
             if number not in tallies:
                 yield f"task {task} goes on with one of round {name}, of which none has ended"
             tallies[number].subtract(("selected", "valid"))

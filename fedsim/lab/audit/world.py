@@ -186,8 +186,8 @@ def _draw_batteries(scenario: TomlTable) -> dict[str, Floats]:
     columns = {}
     for name, (key, unit) in _BATTERY.items():
         columns[name] = redraw(scenario, battery.get(key), f"world/battery/{key}", unit)
-    # The scenario gives the initial energy as a share of the capacity. The capacity may be infinite,
-    # and a share of 0 times infinity would be NaN.
+    # The scenario gives the initial energy as a share of the capacity. The capacity may be
+    # infinite, and a share of 0 times infinity would be NaN.
     share = columns["initial_j"]
     columns["initial_j"] = share * np.where(share > 0, columns["capacity_j"], 0.0)
     return columns

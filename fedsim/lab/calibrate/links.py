@@ -14,8 +14,8 @@ from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Protocol
 
 DIRECTIONS: tuple[Direction, ...] = ("down", "up")
-# limits of the search for the clients' rates behind a shared link: most iterations, and the tolerance
-# of the logarithms of rates and durations
+# limits of the search for the clients' rates behind a shared link: most iterations, and the
+# tolerance of the logarithms of rates and durations
 _MOST_ITERATIONS = 12
 _TOLERANCE = 1e-3
 _MOST_TRANSFERS = 400  # count of transfers that the search uses

@@ -8,8 +8,8 @@ import pandas as pd
 from fedsim.common.arrays import Floats, Ints
 from fedsim.lab.calibrate.log import Log
 
-# If clients take part in at least this share of the rounds, on average, a client that is absent from a
-# round counts as unreachable. Otherwise, it may just not have been selected.
+# If clients take part in at least this share of the rounds, on average, a client that is absent
+# from a round counts as unreachable. Otherwise, it may just not have been selected.
 _LEAST_SHARE = 0.8
 
 

@@ -191,7 +191,8 @@ def _answer_for_world(
     is_ranked = any(ranking.measure == goal for ranking in with_figures)
     lacks_target = target is None and bool(targets)
     if lines.goal != _DEFAULT_GOAL and not is_ranked and not lacks_target:
-        # the user has named a goal of which no line has a figure, and no missed target is the reason
+        # the user has named a goal of which no line has a figure, and no missed target is the
+        # reason
         unranked = lines.goal
     unreached = []
     if is_requested or target is None:

@@ -348,8 +348,8 @@ class CriticalPaths:
         last_end = ends[-1]
         last_start = max(task.start for task in tasks if task.end >= last_end)
         earlier_ends = [time for time in ends if time < last_end]
-        # Without its last clients, the round would have ended at the end of the other clients' tasks. It
-        # would not have ended before the last clients began.
+        # Without its last clients, the round would have ended at the end of the other clients'
+        # tasks. It would not have ended before the last clients began.
         end_of_others = max([last_start, start, *earlier_ends])
         return replace(
             path,

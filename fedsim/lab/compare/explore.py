@@ -213,7 +213,8 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
         front = [point for point in points if point.factor == 1]
         factor = 1.0
         closest_name = ""
-        # points come in the order of the first cost, so the front's last point has the least second cost
+        # points come in the order of the first cost, so the front's last point has the least second
+        # cost
         if front and second_cost >= front[-1].second:
             factor = math.inf
             for point in front:

@@ -357,8 +357,9 @@ def _format_to_precision(
     factor = 1.0
     if column.unit == "bytes":
         letter, factor = _find_prefix(max(abs(values[0]), half))
-    # Two powers of ten, given by their exponents: of the last digit if the mean has ``_MOST_DIGITS``
-    # digits, and of the half width's second digit. The coarser one is the last that is shown.
+    # Two powers of ten, given by their exponents: of the last digit if the mean has
+    # ``_MOST_DIGITS`` digits, and of the half width's second digit. The coarser one is the last
+    # that is shown.
     finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
     second_of_half = math.floor(math.log10(half / factor)) - 1
     decimals = -max(finest, second_of_half)

@@ -116,9 +116,9 @@ def _unit_radius(count: int, error: float) -> float:
         count: count of values.
         error: probability that any of the intervals, over all counts, misses the mean.
     """
-    # With n values, a sum of squares Q, and a distance d of the mean from the end of its interval, the
-    # test martingale is 1 / error if (n + 1) (Q + n d^2) / ((n + 1) Q + n d^2) equals this bound. The
-    # ratio stays below n + 1. The result is d for Q = 1.
+    # With n values, a sum of squares Q, and a distance d of the mean from the end of its interval,
+    # the test martingale is 1 / error if (n + 1) (Q + n d^2) / ((n + 1) Q + n d^2) equals this
+    # bound. The ratio stays below n + 1. The result is d for Q = 1.
     bound = math.exp(2 / count * (0.5 * math.log(count + 1) - math.log(error)))
     if bound >= count + 1:
         return math.inf

@@ -191,7 +191,8 @@ class FileTransfer:
         size = begin
         while True:
             try:
-                # ``read1`` does not wait for a whole chunk, so that a killed process loses few bytes
+                # ``read1`` does not wait for a whole chunk, so that a killed process loses few
+                # bytes
                 chunk = answer.read1(_CHUNK)
             except http.client.IncompleteRead as error:
                 chunk = error.partial

@@ -183,7 +183,8 @@ def index_of(study: Study) -> StudyIndex:
                 name=variant.name,
                 label=variant.label,
                 point=_as_json_value(dict(variant.point)),
-                # ``nest_dotted_keys`` nests dotted keys first, so that ``flatten`` writes all keys alike
+                # ``nest_dotted_keys`` nests dotted keys first, so that ``flatten`` writes all keys
+                # alike
                 changes=_as_json_value(flatten(nest_dotted_keys(variant.changes))),
                 reference=variant.name in spec.references,
                 runs=tuple(runs),

@@ -332,8 +332,8 @@ class WorkerPool:
             worker = self._idle.pop() if self._idle else self._start_worker()
             self._progress.started(order_index)
         news = self._carry_out_with(worker, order_index, order)
-        # After an interrupt, a run without news counts as interrupted. The signal may have killed the
-        # worker before the worker could handle it.
+        # After an interrupt, a run without news counts as interrupted. The signal may have killed
+        # the worker before the worker could handle it.
         ended = Ended(order, "interrupted")
         if news is not None:
             ended = Ended(order, **news["run"])

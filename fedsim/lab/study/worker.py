@@ -123,8 +123,8 @@ class Worker:
         """Run or resume a scenario, and return its summary; None if interrupted before."""
         if self._stopping:
             return None
-        # without ``code_from_file``: the parent has checked already that the user allows the code that
-        # the scenario names
+        # without ``code_from_file``: the parent has checked already that the user allows the code
+        # that the scenario names
         scenario = Scenario(**tomllib.loads(text))
         job = self._prepare(scenario, folder, state)
         stop = scenario.strategy.horizon(scenario.stop)

@@ -43,8 +43,8 @@ def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
     devices = run.table(DEVICES).select(["device", "latency"]).to_pandas()
     latencies = devices.set_index("device")["latency"]
     has_endpoints = table["sender"].notna() | table["receiver"].notna()
-    # Messages between a device and the server name no endpoints. Messages between an edge server and
-    # the server have no device.
+    # Messages between a device and the server name no endpoints. Messages between an edge server
+    # and the server have no device.
     is_on_link = table["device"].notna() ^ has_endpoints
     table = table[(table["direction"] == direction) & is_on_link]
     latency = table["device"].map(latencies).fillna(0.0).to_numpy(float)

@@ -158,7 +158,8 @@ class ModelCard(PartedModel):
         forward, _ = self._forward_and_weight_flops()
         frozen = self.base_bytes(*_NO_DATA)
         trained = 4.0 * self.parameters(*_NO_DATA)
-        # without adapters no tensor is frozen, and the passes read the trained weights in ``bits`` bits
+        # without adapters no tensor is frozen, and the passes read the trained weights in ``bits``
+        # bits
         weights = frozen or math.ceil(self.params * self.bits / 8)
         shapes = {tensor.name: tensor.shape for tensor in self.trained(shape, classes)}
         state = 4.0 * training.state_numbers(shapes)

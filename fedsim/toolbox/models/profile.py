@@ -119,8 +119,8 @@ def profile(
         objective = Classification()
     small_batch = example(_SMALL, shape, samples_dtype(module))
     large_batch = example(_LARGE, shape, samples_dtype(module))
-    # On a CPU an LSTM layer is one kernel, as in a real training. On ``meta`` it would be counted as
-    # many operations.
+    # On a CPU an LSTM layer is one kernel, as in a real training. On ``meta`` it would be counted
+    # as many operations.
     has_lstm = any(isinstance(part, nn.LSTM) for part in module.modules())
     devices = ("cpu",) if has_lstm else ("meta", "cpu")
     for device in devices:

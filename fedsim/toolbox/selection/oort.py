@@ -25,7 +25,8 @@ from fedsim.strategies.parts.selection import Among, Ids, Selection
 from fedsim.strategies.state import State
 from fedsim.toolbox.selection import draw_weighted
 
-# pacer of the published code: its first percentile, and the step, which is also the least percentile
+# pacer of the published code: its first percentile, and the step, which is also the least
+# percentile
 _FIRST_PERCENTILE = 30.0
 _PERCENTILE_STEP = 5.0
 _MOST_TASKS = 10  # a client that had so many is asked only if no other client is available

@@ -85,8 +85,8 @@ def fair_weights(
     if largest == 0.0:
         return np.zeros(len(losses))
     powers = (losses / largest) ** q  # F_k^q / largest^q
-    # q F_k^(q-1) / largest^q. At a loss of 0 this is 1 / largest if q = 1, and 0 if q > 1. For q < 1
-    # it would be infinite, and 0 is used.
+    # q F_k^(q-1) / largest^q. At a loss of 0 this is 1 / largest if q = 1, and 0 if q > 1. For q <
+    # 1 it would be infinite, and 0 is used.
     slope_at_0 = 1.0 / largest if q == 1.0 else 0.0
     slopes = np.full(len(losses), slope_at_0)
     is_positive = losses > 0

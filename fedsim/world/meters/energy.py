@@ -148,8 +148,8 @@ class EnergyMeter(Meter):
         self._grams = np.zeros(len(columns["zone"]))
         self._books = {phase: np.zeros_like(self._grams) for phase in PHASES}
         self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
-        # energy of tasks whose work was not used (J): they failed, had no epoch that counts, or their
-        # update was lost at an edge server
+        # energy of tasks whose work was not used (J): they failed, had no epoch that counts, or
+        # their update was lost at an edge server
         self.wasted = 0.0
         self.grams: float | None = 0.0 if self._zones else None
         self._places_since = 0.0
@@ -157,8 +157,8 @@ class EnergyMeter(Meter):
         self._tasks: dict[int, tuple[float, float]] = {}
         # task ID -> whether the task trained without an epoch that counts
         self._idlers: dict[int, bool] = {}
-        # task ID -> energy (J) of a task that transfers through an edge server, where its update may
-        # be lost
+        # task ID -> energy (J) of a task that transfers through an edge server, where its update
+        # may be lost
         self._at_edges: dict[int, float] = {}
         # device -> begin of its radio's tail (s), task ID, and whether the task is wasted
         self._tails: dict[int, tuple[float, int, bool]] = {}

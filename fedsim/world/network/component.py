@@ -464,7 +464,8 @@ class LinkComponent(SteadyFlows):
         senders = self.senders
         packet = self._rules.packet
         in_flight = self._sent - self._lost - acked_before
-        # in slow start a window grows up to twice the bytes in flight, afterwards only if it is full
+        # in slow start a window grows up to twice the bytes in flight, afterwards only if it is
+        # full
         is_slow = senders.window < senders.threshold
         full_bytes = np.where(is_slow, 0.5, 1.0) * senders.window * packet
         is_limited = (in_flight >= full_bytes - packet) & np.isinf(self._mark)

@@ -91,7 +91,8 @@ class Network(RunningFlows):
         self._started = 0  # count of flows so far; the next ID
         self._flows: dict[int, Flow] = {}
         self._in_latency: dict[int, Alarm] = {}
-        # destination -> count of flows to it, except from the server; kept only if flows have weights
+        # destination -> count of flows to it, except from the server; kept only if flows have
+        # weights
         self._uploads: Counter[int] = Counter()
 
         # changes since the last ``solve``

@@ -78,8 +78,8 @@ class RandomLosses:
         self.may_lose = False  # whether any flow may lose packets on a link
         self.at_sender = np.empty(0)  # probability on the sender's own link, [flows]
         self.at_receiver = np.empty(0)  # probability on the receiver's own link, [flows]
-        # Countdown to each flow's next lost packet (bytes), [flows]: a drawn threshold, less the bytes
-        # sent times their loss probability.
+        # Countdown to each flow's next lost packet (bytes), [flows]: a drawn threshold, less the
+        # bytes sent times their loss probability.
         self.until_loss = np.empty(0)
 
     def append(self, key: int) -> float:

@@ -71,8 +71,8 @@ class QueuedFlows:
         self._delivered = np.empty(0)
         self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
         self._lost = np.empty(0)  # bytes dropped, of which the sender knows
-        # credit (bytes), by which ``choose_drops`` chooses the flow that loses the next packet: it grows
-        # by expected losses, and shrinks at each loss
+        # credit (bytes), by which ``choose_drops`` chooses the flow that loses the next packet: it
+        # grows by expected losses, and shrinks at each loss
         self._credit = np.empty(0)
         # whether the first link makes the sender wait, so that late acknowledgements do not matter
         self._held = np.empty(0, dtype=bool)

@@ -126,8 +126,8 @@ class StarDirection:
         self._since = 0.0
         self._tiers: dict[Units, Tier] = {}
         self._flows: dict[int, StarFlow] = {}
-        # Each list has a heap for capped and a heap for free tiers (index `Tier.is_free`). An entry is
-        # dead if its tier has changed since.
+        # Each list has a heap for capped and a heap for free tiers (index `Tier.is_free`). An entry
+        # is dead if its tier has changed since.
         self._ends: list[list[tuple[float, Units]]] = [[], []]
         self._caps: list[list[Units]] = [[], []]  # negative for capped tiers: largest first
 
