@@ -407,7 +407,7 @@ class GossipHalf(GraphHalf[GossipParams]):
         model = state["model"]  # averages with neighbours may have changed it during the training
         number = state["round"]
         start = state["from"]
-        is_trained = update is not start  # a training that failed returns its start
+        is_trained = update is not start  # with ``local_epochs = 0``, the update is the start
         if update is not None and is_trained:
             parts = [(model, 1.0), (update, 1.0), (start, -1.0)]
             # a change that is not finite is not added
