@@ -31,10 +31,12 @@ def test_rules_on_the_measured_pairs() -> None:
     facts = cloud_facts()
     for cloud, rows, mean, largest in (("aws", 42, 0.036, 0.222), ("gcp", 22, 0.023, 0.077)):
         into = [each for (_, other), each in facts.measured.items() if other.startswith(cloud)]
-        errors = [abs(facts.windows[cloud].rate(each.round_trip) / each.rate - 1) for each in into]
+        errors = [
+            abs(facts.rate_rules[cloud].rate(each.round_trip) / each.rate - 1) for each in into
+        ]
         assert len(errors) == rows
         assert (sum(errors) / rows, max(errors)) == pytest.approx((mean, largest), abs=0.001)
-        assert facts.windows[cloud].fit[1:3] == pytest.approx((mean, largest), abs=0.001)
+        assert facts.rate_rules[cloud].fit[1:3] == pytest.approx((mean, largest), abs=0.001)
     for within, rows, mean, largest in ((True, 30, 0.038, 0.087), (False, 34, 0.058, 0.220)):
         pairs = [
             pair
@@ -75,7 +77,7 @@ def test_ways_follow_cables() -> None:
 
 def test_azure_has_the_window_of_linux() -> None:
     facts = cloud_facts()
-    rate = facts.windows["azure"].rate(0.05122) * 8 / 1e6
+    rate = facts.rate_rules["azure"].rate(0.05122) * 8 / 1e6
     assert rate == pytest.approx(450, rel=0.051)
     (line,) = facts.outside_of_rules([("gcp:europe-west1", "azure:eastasia")])
     assert line.startswith("gcp:europe-west1 to azure:eastasia: its round trip is 2")
@@ -106,7 +108,7 @@ def test_the_window_is_the_receivers() -> None:
     # measured the other way alone
     back = facts.connection("aws:ap-northeast-1", "gcp:asia-southeast1")
     assert back.round_trip == facts.measured["gcp:asia-southeast1", "aws:ap-northeast-1"].round_trip
-    assert back.rate == facts.windows["gcp"].rate(back.round_trip)
+    assert back.rate == facts.rate_rules["gcp"].rate(back.round_trip)
 
 
 def test_a_rule_says_its_domain_and_what_lies_outside(tmp_path: Path) -> None:

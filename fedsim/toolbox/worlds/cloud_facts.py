@@ -150,12 +150,13 @@ class CloudFacts:
         sites: region -> its city.
         source: source with licence, and date of the measurements.
         measured: (sender's region, receiver's region) -> connection.
-        windows: cloud -> rule for the rate of a connection into the cloud, fitted by least squares
-            of relative errors. Azure's rule is not fitted: its window is Linux's default receive
-            buffer, and its loss by slow start is as fitted for GCP, whose window has this size.
-        ways: two rules for the round trip from the length of the route along submarine cables,
-            fitted by least squares of relative errors: True -> between two regions of AWS, False ->
-            between any others.
+        rate_rules: cloud -> rule for the rate of a connection into the cloud, fitted by least
+            squares of relative errors. Azure's rule is not fitted: its window is Linux's default
+            receive buffer, and its loss by slow start is as fitted for GCP, whose window has this
+            size.
+        round_trip_rules: two rules for the round trip from the length of the route along submarine
+            cables, fitted by least squares of relative errors: True -> between two regions of AWS,
+            False -> between any others.
     """
 
     def __init__(self) -> None:
@@ -172,14 +173,14 @@ class CloudFacts:
         self.fit()
 
     def fit(self) -> None:
-        """Fit all rules to the measured connections, and store them in ``windows`` and ``ways``.
+        """Fit ``rate_rules`` and ``round_trip_rules`` to the connections in ``measured``.
 
-        The constructor calls it. Call it again after a change of ``measured``.
+        The constructor calls this method. It must be called again after a change of ``measured``.
         """
         clouds = sorted({cloud_of(name) for name in self.sites})
-        self.windows = {cloud: self._fit_window(cloud) for cloud in clouds if cloud != "azure"}
-        self.windows["azure"] = self._default_window(self.windows["gcp"])
-        self.ways = {within: self._fit_round_trip(within) for within in (False, True)}
+        self.rate_rules = {cloud: self._fit_window(cloud) for cloud in clouds if cloud != "azure"}
+        self.rate_rules["azure"] = self._default_window(self.rate_rules["gcp"])
+        self.round_trip_rules = {within: self._fit_round_trip(within) for within in (False, True)}
 
     def _fit_window(self, cloud: str) -> Window:
         """Fit the window W and the loss L of connections into a cloud.
@@ -278,7 +279,7 @@ class CloudFacts:
             return self.estimate(source, target)
         if cloud_of(source) == cloud_of(target):
             return reverse
-        rate = self.windows[cloud_of(target)].rate(reverse.round_trip)
+        rate = self.rate_rules[cloud_of(target)].rate(reverse.round_trip)
         return Connection(reverse.round_trip, rate, measured=False)
 
     def estimate(self, source: str, target: str) -> Connection:
@@ -288,9 +289,9 @@ class CloudFacts:
             source: the region of the sender.
             target: the region of the receiver.
         """
-        rule = self.ways[_within_aws(source, target)]
+        rule = self.round_trip_rules[_within_aws(source, target)]
         round_trip = rule.fixed + rule.per_km * self.way_km(source, target)
-        rate = self.windows[cloud_of(target)].rate(round_trip)
+        rate = self.rate_rules[cloud_of(target)].rate(round_trip)
         return Connection(round_trip, rate, measured=False)
 
     def rules_for(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
@@ -306,7 +307,7 @@ class CloudFacts:
         ruled = [pair for pair in pairs if not self.connection(*pair).measured]
         lines = []
         for cloud in sorted({cloud_of(target) for _, target in ruled}):
-            fit = self.windows[cloud].fit
+            fit = self.rate_rules[cloud].fit
             reach = f"{1e3 * fit.least:.0f} to {1e3 * fit.most:.0f} ms"
             if fit.rows == 1:
                 reach = f"{1e3 * fit.least:.0f} ms"
@@ -315,7 +316,7 @@ class CloudFacts:
             )
         unmeasured = [pair for pair in ruled if pair[::-1] not in self.measured]
         for within in sorted({_within_aws(*pair) for pair in unmeasured}):
-            fit = self.ways[within].fit
+            fit = self.round_trip_rules[within].fit
             where = "within aws" if within else "to, from and within other clouds"
             reach = f"{fit.least:,.0f} to {fit.most:,.0f} km"
             lines.append(f"round trips {where} follow a rule for {reach}: {fit.error}")
@@ -336,10 +337,10 @@ class CloudFacts:
             if connection.measured:
                 continue
             reasons = []
-            if not self.windows[cloud_of(target)].fit.holds(connection.round_trip):
+            if not self.rate_rules[cloud_of(target)].fit.holds(connection.round_trip):
                 reasons.append(f"its round trip is {1e3 * connection.round_trip:.0f} ms")
             if (target, source) not in self.measured:
-                rule = self.ways[_within_aws(source, target)]
+                rule = self.round_trip_rules[_within_aws(source, target)]
                 length = self.way_km(source, target)
                 parts = self._parts(source, target)
                 if not rule.fit.holds(length):

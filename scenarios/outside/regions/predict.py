@@ -85,16 +85,16 @@ def main() -> None:
         each for pair, row in rows.items() for each in predictions(pair, facts.estimate(*pair), row)
     ]
     show("after", ruled)
-    for cloud, window in facts.windows.items():
+    for cloud, window in facts.rate_rules.items():
         lost = window.bytes * window.slow_start / MEASURED_S
         print(
             f"window into {cloud}: {window.bytes:.0f} B - {lost:.0f} B a second of round trip; "
             f"{window.fit.error}"
         )
-    for within, way in facts.ways.items():
+    for within, rule in facts.round_trip_rules.items():
         where = "within aws" if within else "other round trips"
         print(
-            f"{where}: {1e3 * way.fixed:.2f} ms + {1e6 * way.per_km:.2f} us a km; {way.fit.error}"
+            f"{where}: {1e3 * rule.fixed:.2f} ms + {1e6 * rule.per_km:.2f} us a km; {rule.fit.error}"
         )
     for low, high in ((0, 50), (50, 100), (100, 200), (200, 400)):
         rates = []
@@ -111,7 +111,7 @@ def main() -> None:
     for pair in permutations(measurable, 2):
         if pair not in rows:
             ruled += predictions(pair, facts.estimate(*pair), None)
-    for cloud, window in facts.windows.items():
+    for cloud, window in facts.rate_rules.items():
         for ms in ROUND_TRIPS_MS:
             cell = f"rate into {cloud} at a round trip of {ms} ms"
             ruled.append(Prediction("mbit_s", cell, None, window.rate(ms / 1e3) * 8 / 1e6, False))
