@@ -202,13 +202,16 @@ class Heat(Process):
     def _throttle(
         self, world: World, device: int, changes: dict[int, simpy.Event], computing: dict[int, bool]
     ) -> ProcessGenerator:
-        """Slow a device whose heat reaches ``slow_at``, until it falls to ``fast_at``, all the time.
+        """Slow a device each time its heat rises to ``slow_at``, until it falls to ``fast_at``.
+
+        This is the SimPy process of one device. It goes on to the end of the run.
 
         Args:
             world: the world.
             device: index of the device.
-            changes: device -> event of its next begin or end of computing; this method sets it.
-            computing: device -> whether it computes since that event.
+            changes: device -> event that fires when the device next begins or ends to compute. The
+                process stores a new event here before each wait, and ``run`` fires it.
+            computing: device -> whether it computes since the last such event; ``run`` stores it.
         """
         state = world.state.setdefault(
             str(device), {"heat": 0.0, "since": world.now, "computes": False, "slow": False}
