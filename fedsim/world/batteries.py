@@ -77,7 +77,10 @@ class Load:
 
     @property
     def total_w(self) -> float:
-        """Power beyond idle power (W), that of the bytes included if the battery ``is_at_risk``."""
+        """Power of the step in addition to idle power (W).
+
+        If the battery ``is_at_risk``, it includes the energy of the message's bytes at ``rate``.
+        """
         return self.watts + self.byte * self.rate
 
 
@@ -125,7 +128,7 @@ class _Course:
 
     Attributes:
         end: time of the breakpoint (s).
-        net: net power into the battery (W).
+        net: net power into the battery (W): ``charge`` less ``idle`` and ``task``.
         charge, idle, task: power of the charger, idle power, and power of tasks (W).
         capacity: highest possible level (J).
         target: level at the breakpoint (J) if the battery is then full, flat or charged enough to
@@ -141,7 +144,7 @@ class _Course:
     target: float | None = None
 
     def follow(self, point: _Point, to: float) -> None:
-        """Change the state of the battery to that at ``to`` (s), a time up to ``end``."""
+        """Change ``point``, the state of the battery, to the state at ``to`` (s), at most ``end``."""
         seconds = to - point.at
         point.charged += self.charge * seconds
         point.idled += self.idle * seconds
@@ -228,7 +231,7 @@ class Batteries:
     def next_up(self, device: int, time: float) -> float:
         """Return the first time (s), not before ``time``, at which an idle device is not flat.
 
-        The result is infinity if there is no such time.
+        If there is no such time up to the end of the run, the result is a later time or infinity.
         """
         if not self.has(device) or (device in self._loads and not self._points[device, _FLAT]):
             return time
@@ -266,9 +269,10 @@ class Batteries:
         return Span(is_up, start, end)
 
     def charge(self, device: int) -> float:
-        """Return the charge of a device's battery now, 0 to 1; 1 for a device without a battery.
+        """Return the charge of a battery now, as a share of its capacity, 0 to 1.
 
-        The stored state of the battery does not change.
+        The result is 1 for a device without a battery. The stored state of the battery does not
+        change.
         """
         if not self.has(device):
             return 1.0
@@ -307,7 +311,7 @@ class Batteries:
         """Return the time (s) at which a device runs flat during its step, up to ``until`` (s).
 
         The result is infinity if the device does not run flat by ``until``. It is also infinity if
-        the device was flat when its task began: such a task ends as ``lost`` at once.
+        the device was flat when its task began, because such a task ends as ``lost`` at once.
         """
         if self._loads[device].was_flat:
             return math.inf
@@ -319,10 +323,11 @@ class Batteries:
         return point.at if point.flat else math.inf
 
     def predict(self, device: int, remaining: float, rate: float) -> FlatPrediction:
-        """Predict when a device that sends, receives or waits runs flat, up to an hour ahead.
+        """Predict when a device runs flat during a step without a known end, up to an hour ahead.
 
-        The method also stores in the device's ``Load`` whether the battery may be flat before the end
-        of the message, and the rate on which the prediction rests.
+        In such a step the device sends, receives or waits. The method also stores in the device's
+        ``Load`` whether the battery may be flat before the end of the message, and the rate of the
+        message for which the prediction holds.
 
         Args:
             device: index of the device.
@@ -344,16 +349,18 @@ class Batteries:
         point.level -= reserve
         self._follow_breakpoints(device, point, until, load.total_w, to_flat=True, reserve=reserve)
         when = point.at if point.flat else until
-        # a battery that still has its reserve is not flat, and is checked again
+        # a battery that has used all but its reserve is not flat, and is checked again
         is_flat = point.flat and not reserve
         return FlatPrediction(when, is_flat, load.is_at_risk)
 
     def end_step(self, device: int, moved: float, *, is_flat: bool) -> None:
-        """End a device's running step now: subtract its energy, and draw its power no longer.
+        """End a device's running step now: subtract its energy, and stop drawing its power.
+
+        After a transfer the radio stays awake for a time (``tail_s``), unless the battery is flat.
 
         Args:
             device: index of the device.
-            moved: bytes transferred in the step.
+            moved: payload transferred in the step (bytes).
             is_flat: whether an empty battery ended the step.
         """
         self.update(device, moved)
@@ -412,10 +419,10 @@ class Batteries:
     def _find_course(
         self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0
     ) -> _Course:
-        """Return how the energy changes from a point on, until the power or the state changes.
+        """Return how the energy in a battery changes from a point on, up to the next breakpoint.
 
-        This is when the device is plugged in or out, when its radio falls asleep, or when its
-        battery is full, flat, or charged enough to restart the device.
+        At a breakpoint the device is plugged in or out, its radio falls asleep, or its battery is
+        full, flat, or charged enough to restart the device.
 
         Args:
             device: index of the device.
@@ -497,9 +504,10 @@ class Batteries:
     def update(self, device: int, moved: float = 0.0) -> None:
         """Update a battery to the present time: subtract the energy drawn since its last update.
 
-        The energy of transferred bytes is spread evenly over the time since the last update. If the
-        battery may run flat within the message, ``predict`` has already added this energy to the
-        device's power, at the predicted rate; the update then corrects it for the actual bytes.
+        The energy of transferred bytes is spread evenly over the time since the last update. There
+        is one exception: if the battery may be flat before the end of the message, the power of the
+        step contains the bytes already, at the rate that ``predict`` stored. Then only the energy
+        by which the transferred bytes differ from this rate is subtracted, at the present time.
 
         Args:
             device: index of the device.
@@ -508,24 +516,28 @@ class Batteries:
         point = self._point(device)
         load = self._loads.get(device, Load())
         now = self._simulation.now
-        bytes_j = load.byte * (moved - load.moved)
-        seconds = now - point.at
+        elapsed_s = now - point.at
         watts = load.total_w
+        bytes_j = load.byte * (moved - load.moved)  # of the bytes since the last update
         if load.is_at_risk:
-            bytes_j -= load.byte * load.rate * seconds
-        elif load.moves and seconds > 0:
-            watts = watts + bytes_j / seconds
-            bytes_j = 0.0
-        if seconds > 0:
+            predicted_j = load.byte * load.rate * elapsed_s
+            at_once_j = bytes_j - predicted_j
+        elif load.moves and elapsed_s > 0:
+            watts += bytes_j / elapsed_s
+            at_once_j = 0.0
+        else:
+            at_once_j = bytes_j
+        if elapsed_s <= 0 and not at_once_j:
+            return
+        if elapsed_s > 0:
             course = self._follow_breakpoints(device, point, now, watts, is_final=True)
             if now > point.at:
                 course.follow(point, now)
-        elif not bytes_j:
-            return
-        # ``bytes_j`` may be a little below 0 by rounding, and would then lift the level of a full
-        # battery above its capacity.
-        point.level = min(max(0.0, point.level - bytes_j), self._coefficient(device, "capacity_j"))
-        point.drawn += bytes_j
+        # ``at_once_j`` may be below 0, and would then lift the level of a full battery above its
+        # capacity.
+        level = point.level - at_once_j
+        point.level = min(max(0.0, level), self._coefficient(device, "capacity_j"))
+        point.drawn += at_once_j
         load.moved = max(moved, load.moved)
         self._store_point(device, point)
 
@@ -563,8 +575,8 @@ class Batteries:
 class Powered(Availability):
     """Availability in which a device is also unreachable while its battery is flat.
 
-    The on phases of ``span`` ignore that a battery may run flat before their end. ``phase_at`` returns
-    the phases of the past as they were.
+    ``span`` knows the battery only at the given time: an on phase ignores that the battery may run
+    flat before its end. ``phase_at`` returns the phases of the past as they were.
 
     Args:
         within: availability without batteries.

@@ -26,7 +26,8 @@ class BatteryWatchState(TypedDict):
 class BatteryWatch:
     """Part of ``TaskRunner`` that ends a device's task when the device's battery is flat.
 
-    A device without a battery is ignored.
+    It also passes the begins and ends of tasks and steps on to ``Batteries``, which then draw their
+    power. A device without a battery is ignored.
 
     Args:
         runner: the runner of the tasks.
@@ -101,9 +102,10 @@ class BatteryWatch:
     def predict(self, task: Task) -> None:
         """Predict when the battery of a task's device will be flat, and set an alarm for that time.
 
-        The end of such a step is not known in advance: the device sends, receives or waits. At the
-        alarm the task ends if the battery is flat, otherwise the prediction is repeated. It is also
-        repeated when rates of messages change, if it depends on the rate of the device's message.
+        A step calls this method at its begin if its end is not known in advance, because the device
+        sends, receives or waits. At the alarm the task ends if the battery is flat. Otherwise the
+        prediction is repeated. If the prediction depends on the rate of the device's message, it is
+        also repeated when rates of messages change.
 
         Args:
             task: the task.

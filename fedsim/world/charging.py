@@ -29,7 +29,7 @@ class Charging(Protocol):
         """Return the phase around a time in which a device is plugged in, or is unplugged.
 
         The result's ``on`` is true if the device is plugged in. An unplugged phase may be followed
-        by another one, so its end need not be a change.
+        by another unplugged phase, so a device need not be plugged in at the end of the result.
 
         Args:
             device: index of the device.
@@ -69,8 +69,8 @@ class Never(ChargingModel):
 class RenewalCharging(ChargingModel):
     """Charging model in which each device is alternately plugged in and unplugged.
 
-    The lengths of the phases are exponential random variables.
-    Devices are independent of each other.
+    The lengths of the phases are exponential random variables. Devices are independent of each
+    other.
 
     Attributes:
         mean_on, mean_off: mean length of the phases in which a device is plugged in, and unplugged.
@@ -137,7 +137,7 @@ class _Days:
         lasts = self._lasts.item(device)
         # -1 for a phase that began before the run
         day = math.floor((time - begins) / DAY_S)
-        # after 97 days (``EXACT_S``), rounding may make the difference too small
+        # after 97 days, rounding may make the difference too small
         if time >= begins + (day + 1) * DAY_S:
             day += 1
         start = begins + day * DAY_S
