@@ -18,7 +18,7 @@ _LEAST_SHARE = 1 / 2  # least share of a step's length to which acknowledgements
 class AcknowledgedFlows(QueuedFlows):
     """Base of ``LinkComponent`` that grows senders' congestion windows by acknowledgements.
 
-    A sender learns of the delivery of bytes one round trip after it has sent them.
+    A sender learns of the delivery of bytes one round trip (on empty links) after the delivery.
 
     Args:
         rules: congestion control, lengths of queues and size of packets.
@@ -68,8 +68,8 @@ class AcknowledgedFlows(QueuedFlows):
         """Let senders learn of losses whose acknowledgements are missing by now.
 
         A sender learns of a loss when the bytes that were under way at the loss are acknowledged, or
-        when no more bytes are under way.
-        The window of such a sender is reduced (not with BBR), and it will send the lost bytes again.
+        when no more bytes are under way. The window of such a sender is reduced (not with BBR), and
+        the sender will send the lost bytes again.
 
         Args:
             acked: bytes of each flow that are acknowledged by now, float64 [flows].

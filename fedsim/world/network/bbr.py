@@ -75,7 +75,7 @@ class BbrSenders(FlowColumns):
 
     @classmethod
     def others(cls, flows: int) -> "BbrSenders":
-        """Return an object for flows that do not use BBR.
+        """Return an object for flows that do not use BBR: state ``OTHER``, all other values 0.
 
         Args:
             flows: count of the flows.
@@ -170,7 +170,7 @@ def note_round(
     Args:
         bbr: the estimates of all flows, which are changed.
         rows: indices of the flows whose round trip ends, [rows].
-        delivered: segments that were acknowledged in it, [rows].
+        delivered: segments that were acknowledged in that round trip, [rows].
         is_limited: whether the network, not a lack of bytes to send, limited the flow, [rows].
         now: the time (s).
     """

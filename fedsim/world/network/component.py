@@ -97,8 +97,8 @@ class LinkComponent(SteadyFlows):
             now: the time (s), up to which ``commit`` must have been called.
 
         Returns:
-            One connection: the IDs (sender, receiver), with the sender's window and estimates, from
-            which the next flow between the two begins.
+            A list with the flow's connection: the IDs (sender, receiver), with the sender's window
+            and estimates, from which the next flow between the two begins.
         """
         self._try_long_step_next()
         is_cancelled = self._id == flow_id
@@ -189,7 +189,7 @@ class LinkComponent(SteadyFlows):
         return self._plan is not None
 
     def take_ended(self, until: float) -> list[tuple[float, int]]:
-        """Return the flows that end in the planned step by a time, each in one call only.
+        """Return the flows that end in the planned step by a time, and that were not returned before.
 
         The flows remain in the component until ``commit``.
 

@@ -136,10 +136,10 @@ class Deliveries:
     def times_before_exceeding(
         self, flows: Ints, counts: Floats, begins: Floats, length_s: float
     ) -> Floats:
-        """Return the last stored time before the delivered bytes of each flow exceed a count.
+        """Return for each flow the last stored time before its delivered bytes exceed a count.
 
-        A sender learns of such a delivery a round trip later; a time step is to end then.
-        Only an interval of time is searched for each flow.
+        One round trip after this time, the sender gets an acknowledgement of more than ``counts``
+        bytes. To save time, the history of each flow is searched only in an interval.
 
         Args:
             flows: indices of the flows, int64 [n].
@@ -148,8 +148,8 @@ class Deliveries:
             length_s: length of the intervals (s).
 
         Returns:
-            Stored times (s), float64 [n]. If the time of a flow is not in its interval, the result
-            is infinity, or another time outside of the interval.
+            Stored times (s), float64 [n]. If the searched time of a flow is not in its interval, the
+            result is infinity, or a time outside of the interval.
         """
         past = self._times[: self._rows]
         # only rows of the interval matter, as curves never fall; one more on each side for rounding

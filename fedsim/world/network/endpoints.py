@@ -49,7 +49,14 @@ def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: object, **
 class Infrastructure:
     """Links, latencies and endpoints, which ``Network`` passes to its base classes.
 
-    The fields are equal to the arguments of ``Network`` with the same names.
+    Attributes:
+        links: name -> capacity of each shared link (bytes/s).
+        down, up: rates of the devices' own links (bytes/s), float64 [devices].
+        latency: time of each device before the first byte leaves (s), float64 [devices].
+        transport: the protocol, and the streams of its draws.
+        edge_latency: latency between each edge server and the server (s), float64 [edge servers].
+        edges: each device's edge server, int64 [devices]; None without edge servers.
+        hosts: names of other endpoints than server, devices and edge servers.
     """
 
     links: Mapping[str, float]

@@ -45,11 +45,12 @@ class Sharing(Protocol):
 
         Args:
             flow_id: ID of the flow.
-            size: bytes of the flow on the wire.
+            size: bytes of the whole flow on the wire, ``sent`` included.
             cap: highest rate of the flow, in addition to the limits by its links (bytes/s).
             now: the time (s).
-            weight: weight of the flow in the sharing of links.
-            sent: bytes of the flow that were sent earlier.
+            weight: weight of the flow in the sharing of links: a flow of weight w gets the share of
+                w flows.
+            sent: bytes of the flow that were sent before, under another rule or cap.
             route: name and capacity (bytes/s) of each of its links.
         """
 
@@ -66,17 +67,18 @@ class Sharing(Protocol):
 
         Args:
             flow_id: ID of the flow.
-            size: bytes of the flow on the wire.
+            size: bytes of the whole flow on the wire, as in ``enter``, also if some are sent already.
+                Rules such as ``StarDirection`` remove the flow, and enter it again with the new cap.
             cap: the new highest rate (bytes/s).
             now: the time (s).
         """
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
-        """Change the capacity of a link.
+        """Change the capacity of a link; a link that no flow of this rule uses is ignored.
 
         Args:
             link: name of the link.
-            capacity: the capacity (bytes/s).
+            capacity: the capacity (bytes/s), 0 allowed.
             now: the time (s).
         """
 
@@ -88,7 +90,9 @@ class Sharing(Protocol):
         """
 
     def advance(self, until: float) -> list[tuple[float, int]]:
-        """Remove all flows that end up to a time.
+        """Let time pass up to ``until``, and remove the flows that end on the way.
+
+        The remaining flows get new rates after each end, so that more flows may end by ``until``.
 
         Args:
             until: the time (s).
@@ -98,7 +102,7 @@ class Sharing(Protocol):
         """
 
     def sent(self, flow_id: int, at: float) -> float:
-        """Return the bytes that a running flow has sent.
+        """Return the bytes (on the wire) that a running flow has sent by a time.
 
         Args:
             flow_id: ID of the flow.
@@ -106,7 +110,7 @@ class Sharing(Protocol):
         """
 
     def rate(self, flow_id: int) -> float:
-        """Return the rate of a running flow (bytes/s).
+        """Return the rate of a running flow (bytes on the wire/s), as ``share`` computed it.
 
         Args:
             flow_id: ID of the flow.
@@ -116,11 +120,12 @@ class Sharing(Protocol):
 def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Floats:
     """Compute the weighted max-min fair rates of flows that share links.
 
-    In each iteration, a link divides its remaining capacity among its unsettled flows, per unit of
-    weight, and a flow is offered the least of these shares on its route. A flow is settled if its cap
-    is at most its offer, or if it is on a bottleneck: a link all of whose flows are offered that
-    link's share. Shares only rise later, so its rate is final (Bertsekas and Gallager, Data Networks,
-    section 6.5.2, at all bottlenecks at a time).
+    In each iteration, each link divides its remaining capacity among its unsettled flows, in
+    proportion to their weights. A flow is offered the least of these shares on its route, or its cap
+    if that is less. A flow is settled, and gets the rate that it is offered, in two cases: it is
+    offered its cap, or one of its links is a bottleneck, which offers its own share to all of its
+    unsettled flows. Shares only rise in later iterations, so that settled rates are final (Bertsekas
+    and Gallager, Data Networks, section 6.5.2, at all bottlenecks at a time).
 
     Args:
         capacity: capacity of each link (bytes/s), float64 [links]; infinite for the link that
@@ -164,8 +169,8 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
 class Filling:
     """Sharing rule for networks of any shape: flows get weighted max-min fair rates.
 
-    It computes all rates anew, by ``max_min``, after each change of flows or links. A link is added
-    together with its first flow.
+    The class computes all rates anew, by ``max_min``, after each change of flows or links. A link is
+    added together with its first flow.
     """
 
     def __init__(self) -> None:

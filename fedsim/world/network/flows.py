@@ -278,7 +278,8 @@ class Network(RunningFlows):
     def solve(self) -> None:
         """Compute the new rates of flows after all changes of flows and links at the present time.
 
-        The method sets the alarm for the next end of a flow, and calls ``on_shared``.
+        The clock calls this method once at the end of an instant with such changes. The method also
+        sets the alarm for the next end of a flow, and calls ``on_shared``.
         """
         self._unsettled = False
         now = self._simulation.now
@@ -392,7 +393,7 @@ class Network(RunningFlows):
         return self._payload(flow, rule.sent(flow.id, self._simulation.now))
 
     def rate(self, flow: Flow) -> float:
-        """Return the present rate of a flow (bytes/s); 0 if no bytes of it are being sent.
+        """Return the present rate of a flow (bytes on the wire/s); 0 if none of its bytes moves.
 
         Changes at the present time count from the next call of ``solve`` on.
 

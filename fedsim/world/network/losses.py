@@ -33,9 +33,10 @@ class LossDraws:
         self._packet = packet
 
     def draw_on_link(self, row: int) -> float:
-        """Draw the expected loss (bytes) at which a flow loses its next packet on its links.
+        """Draw the threshold (bytes) at which a flow loses its next packet on its links.
 
-        The expected loss of a flow is the sum of its bytes times their probability of a loss.
+        The flow loses a packet when its expected loss since its last lost packet, the sum of its
+        bytes times their probability of a loss, reaches the threshold.
 
         Args:
             row: index of the flow.
@@ -43,9 +44,10 @@ class LossDraws:
         return self._draw("loss", self.on_links, row)
 
     def draw_in_queue(self, row: int) -> float:
-        """Draw the expected loss (bytes) at which a flow loses its next packet in a full queue.
+        """Draw by how much a lost packet lowers a flow's credit (bytes), for ``choose_drops``.
 
-        The expected loss of a flow is the sum of its bytes times their probability of a loss.
+        The credit of a flow grows by the loss that is expected of it at full queues. The flow with
+        the highest credit loses the next packet.
 
         Args:
             row: index of the flow.
@@ -63,8 +65,9 @@ class RandomLosses:
     """Packet losses of flows: their probabilities, and how far each flow is from its next loss.
 
     Packets are lost independently of each other. So the expected loss (probability times bytes)
-    between two lost packets is an exponential random variable, whose mean is the size of a packet. It
-    is drawn in advance for each flow. The flow loses a packet when its expected loss reaches it.
+    between two lost packets is an exponential random variable, whose mean is the size of a packet.
+    Its value is drawn in advance for each flow. The flow loses a packet when its expected loss
+    reaches the drawn value.
 
     Args:
         packet: size of a packet (bytes).
@@ -89,7 +92,8 @@ class RandomLosses:
             key: seed of the flow's draws.
 
         Returns:
-            Draw: the expected loss (bytes) at which the flow loses its first packet in a queue.
+            A draw (bytes), whose negative is the flow's first credit: the expected loss in queues at
+            which the flow loses its first packet there.
         """
         self._keys.append(key)
         self._on_links = append_row(self._on_links, 0)
@@ -185,7 +189,7 @@ class RandomLosses:
         Args:
             probability: probability that a packet of each flow is lost, 0 to 1, [flows].
             passing: bytes of each flow that pass the link, [flows].
-            until_loss: expected loss remaining until the next lost packet (bytes), [flows].
+            until_loss: expected loss remaining until each flow's next lost packet (bytes), [flows].
             draws: draws of the step.
 
         Returns:

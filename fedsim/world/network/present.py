@@ -22,7 +22,8 @@ class PresentRates(Endpoints):
         limits: link name -> rate (bytes/s) to which a process of the world, such as an outage,
             limits the link. It replaces the scenario's rate; a link with a trace has the lower of
             limit and trace.
-        traces: traces that the rates of links follow; None if all rates are constant.
+        traces: values over time that rates, latencies and losses of links follow; None if all are
+            constant.
     """
 
     def __init__(self, simulation: Simulation, built: Infrastructure) -> None:

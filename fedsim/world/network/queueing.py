@@ -93,9 +93,10 @@ class Queueing:
         sent: float = 0.0,
         route: Route = (),
     ) -> None:
-        """Add a flow of a new connection, with a round trip of 0; ``cap`` and ``weight`` are ignored.
+        """Add a flow of a new connection, with the least possible round trip.
 
-        ``Network`` calls ``begin`` instead, which takes a connection and its round trip.
+        ``cap``, ``weight`` and ``sent`` are ignored. ``Network`` calls ``begin`` instead, which
+        takes a connection and its round trip.
         """
         # no other flow has these endpoints, so its connection is new
         self.begin(flow_id, size, now, route, round_trip=0.0, ends=(flow_id, flow_id))
@@ -247,7 +248,7 @@ class Queueing:
         return self._component_of(flow_id).rate(flow_id)
 
     def queued(self) -> dict[str, tuple[float, float]]:
-        """Return the bytes in each link's queue and the queue's length (bytes), by link name."""
+        """Return link name -> (bytes that wait in the link's queue, length of a full queue (bytes))."""
         queues: dict[str, tuple[float, float]] = {}
         for component in self.components:
             for name, waiting, length in component.queued():

@@ -61,11 +61,11 @@ class QueueingRules:
 class Level:
     """Group of links that are served together in a time step, with the flows on them.
 
-    The links have the same furthest position on any route. Each array has an entry for each pair of
-    a flow and one of its links in the group, [flows on links].
+    A link belongs to the group of the furthest position that it has on the route of any flow. Each
+    array has an entry for each pair of a flow and one of its links in the group, [flows on links].
 
     Attributes:
-        number: this position, from 0.
+        number: the position of the group's links, from 0.
         flows: index of the pair's flow, int64.
         links: number of the pair's link, int64.
         cells: index of the pair in flattened arrays of shape [flows, hops], where a hop is a position
@@ -167,8 +167,8 @@ def choose_drops(
         draw: function that draws by how much a lost packet lowers a flow's credit (bytes).
 
     Returns:
-        Dropped bytes, in whole packets of each link, and the change of the credit; float64
-        [flows on links] each.
+        Bytes that each flow loses, and the change of its credit (bytes); float64 [flows on links]
+        each. The lost bytes at a link are whole packets together, or all of ``unsent``.
     """
     dropped = np.zeros(len(links))
     credit_change = np.zeros(len(links))

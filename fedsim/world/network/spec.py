@@ -122,8 +122,8 @@ def _find_wrong_column(
 class NetworkModel(Spec):
     """Base of every network model, a ``kind`` of the scenario's section ``[network]``.
 
-    A user's model builds a ``Network``, to which it may pass ``Transport(self.protocol, streams)``;
-    without, the key ``protocol`` has no effect.
+    A user's model overrides ``build``, which returns a ``Network``. If it does not pass
+    ``Transport(self.protocol, streams)`` to the network, the key ``protocol`` has no effect.
 
     Attributes:
         device: the devices' own links.
@@ -212,7 +212,8 @@ class NetworkModel(Spec):
             streams: random streams of the run.
             devices: number of devices.
             root: folder of data files; None for the working directory.
-            with_rates: whether the devices' own links have the rates of this section.
+            with_rates: whether traces of ``device.down`` and ``device.up`` are included; False if
+                the rates of the devices' own links are not from this section.
         """
         of_devices: dict[str, Assignment] = {}
         for name, value in self.device:
@@ -320,7 +321,7 @@ def server_links(server: SharedLink) -> list[SharedLinks]:
 class StarSpec(NetworkModel):
     """Star network: all transfers share the server's link in each direction.
 
-    A transfer also passes its device's own link. Links without a rate take no time.
+    A transfer also passes its device's own link. A link without a rate does not limit transfers.
 
     Attributes:
         server: rates of the server's link.

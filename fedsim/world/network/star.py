@@ -57,7 +57,7 @@ class Tier:
         cap, rate: the highest rate, in units of 2^-40 bytes/s (an integer, or infinity) and in
             bytes/s.
         is_free: whether the flows run below their cap.
-        clock, since: parameters of the clock.
+        clock, since: parameters of the clock's reading (bytes per unit of weight, and s).
         flows: heap of (end on the clock, flow ID). Entries of flows that have left may remain below
             its top.
         count, weight: count of the flows, and their total weight in units of 2^-40.
@@ -104,7 +104,10 @@ class StarFlow:
 class StarDirection:
     """Sharing rule for one direction of a star network, whose flows all share the server's link.
 
-    Each flow also has a highest rate of its own (cap), such as the rate of its device's link.
+    Each flow also has a highest rate of its own (cap), such as the rate of its device's link. A flow
+    whose cap is less than its share of the server's link is capped: it runs at its cap. All other
+    flows are free: they divide the rest of the link in proportion to their weights. Flows with equal
+    caps per unit of weight form a tier, which is capped or free as a whole.
 
     Args:
         capacity: capacity of the server link (bytes/s), which may be infinite.
@@ -115,21 +118,27 @@ class StarDirection:
         self._link = link
         self.next_end = math.inf
         self.changed = False
-        self._next_is_free = False  # whether the flow that ends next is in a free tier
-        # capacity that capped flows leave to free flows, in units of rate times units of weight
+        self._next_is_free = False  # whether the flow that ends at ``next_end`` is free
+        # Free flows run at the rate ``_room`` / ``_free_weight`` per unit of weight, the water level.
+        # Capacity that capped flows leave, an exact product: 2^-40 bytes/s times 2^-40 of a weight.
         self._room = _in_units(capacity) * _WEIGHTS
-        self._free_weight = 0  # total weight of free flows, in units
-        self._level = math.inf  # water level w (bytes/s per weight)
-        self._pushes = 0  # count of entries put on the heaps of ends since dead ones were dropped
-        self._changes = 0  # count of computed levels since the clocks (V, the tiers') were set to 0
-        self._clock = 0.0  # virtual clock V (bytes per weight) at _since
+        self._free_weight = 0  # total weight of the free flows, in units of 2^-40
+        self._level = math.inf  # the water level in bytes/s; infinity without free flows
+        self._pushes = 0  # entries put on ``_ends`` since its dead entries were last dropped
+        self._changes = 0  # computations of the level since the clocks were last set to 0
+        # Virtual clock V of the free flows, as of the time ``_since`` (s): bytes that a free flow of
+        # weight 1 has sent since the clock was last set to 0.
+        self._clock = 0.0
         self._since = 0.0
-        self._tiers: dict[Units, Tier] = {}
-        self._flows: dict[int, StarFlow] = {}
-        # Each list has a heap for capped and a heap for free tiers (index `Tier.is_free`). An entry
-        # is dead if its tier has changed since.
+        self._tiers: dict[Units, Tier] = {}  # cap -> the tier of all flows with this cap
+        self._flows: dict[int, StarFlow] = {}  # flow ID -> state of the flow
+        # Two heaps each: one of capped tiers, and one of free tiers (index ``Tier.is_free``). An
+        # entry is dead if its tier is gone or is on the other side, or if its end has changed.
+        # (end of the tier's first flow, cap of the tier)
         self._ends: list[list[tuple[float, Units]]] = [[], []]
-        self._caps: list[list[Units]] = [[], []]  # negative for capped tiers: largest first
+        # The next tier to change sides is on top: the free one with the least cap, or the capped one
+        # with the greatest, whose cap is stored with a minus sign.
+        self._caps: list[list[Units]] = [[], []]
 
     def enter(
         self,

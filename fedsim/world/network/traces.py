@@ -177,7 +177,15 @@ class Assignment:
         return (draws * count).astype(np.int64)
 
     def means(self, links: int) -> Floats:
-        """Return the mean of the trace of each of the links 0 to ``links`` - 1; float64 [links]."""
+        """Return the mean over time of each link's trace, float64 [links].
+
+        A mean has the unit of the trace: bytes/s for rates, s for latencies, a share of the packets
+        for losses.
+
+        Args:
+            links: count of links, which have the indices 0 to ``links`` - 1. Each of them follows a
+                trace of this assignment.
+        """
         means = np.array([trace.mean for trace in self.traces])
         return np.asarray(means[self.numbers(np.arange(links))])
 
@@ -255,11 +263,12 @@ class LinkTraces:
 
         Args:
             flow: ID of the flow.
-            links: names of all links of its route; links without a trace are ignored.
+            links: names of the links of its route, and names such as ``device 7 latency``; names
+                without a trace are ignored.
             now: the time (s).
 
         Returns:
-            Names of the links with traces that had no flow before.
+            Those of the names that have a trace and had no flow before.
         """
         first_used: list[str] = []
         for link in links:
@@ -288,7 +297,7 @@ class LinkTraces:
         return self._used[link].flows
 
     def next_change(self) -> float:
-        """Return the next time at which the rate of a link with flows changes (s), or infinity."""
+        """Return the next time (s) at which a trace of a link with flows changes, or infinity."""
         changes = self._changes
         while changes:
             when, link = changes[0]
@@ -299,10 +308,13 @@ class LinkTraces:
         return math.inf
 
     def take_due(self, now: float) -> list[str]:
-        """Return the links whose rates change at or before a time, and schedule their next changes.
+        """Return the links whose traces change at or before a time, and schedule their next changes.
 
         Args:
             now: the time (s).
+
+        Returns:
+            Names of links with flows, such as ``device 7 up`` for a rate, or ``device 7 latency``.
         """
         changed = []
         while self.next_change() <= now:
@@ -324,6 +336,9 @@ class LinkTraces:
 
         Args:
             now: the time (s).
+
+        Returns:
+            One text for each such link, with its name and its trace.
         """
         dead = []
         for link, used in self._used.items():
@@ -342,7 +357,11 @@ class LinkTraces:
             devices: the devices whose links are listed, int64 [n].
 
         Returns:
-            Columns of ``link_traces.parquet`` and of ``traced_links.parquet``, by name.
+            Column name -> list of cells, for two tables. ``link_traces.parquet`` has a row for each
+            time with one value: number of the ``trace``, its ``name``, ``length`` (s), whether it
+            ``loops``, ``since`` (s, begin of the value) and ``value``. ``traced_links.parquet`` has
+            a row for each link: ``device`` (-1 for a shared link), ``link`` (name or direction),
+            number of its ``trace``, and ``ahead`` (s, its position in the trace at time 0).
         """
         numbers: dict[StepTrace, int] = {}  # trace -> its number in the tables
         links: TraceColumns = {"device": [], "link": [], "trace": [], "ahead": []}

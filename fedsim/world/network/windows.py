@@ -21,7 +21,7 @@ class WindowsState(TypedDict):
 class Windows:
     """Slow-start windows of flows in the fluid TCP model, each stored as the rate that it allows.
 
-    The rate doubles every round trip. Once the window no longer limits a flow, it is removed.
+    The rate doubles every round trip. A window that no longer limits its flow is removed.
 
     Args:
         size: first window of a flow (bytes).
