@@ -89,7 +89,7 @@ class Availability(Protocol):
             time: simulated time (s).
 
         Returns:
-            Whether the device is on, and begin and end of this state (s). The phase begins at
+            Whether the device is on, and begin and end of this phase (s). The phase begins at
             ``time`` or before, and ends later.
         """
 
@@ -133,7 +133,8 @@ class Availability(Protocol):
             times: a time for each device (s), float64 [n].
 
         Returns:
-            Whether each device is on, bool [n], and the time at which that changes (s), float64 [n].
+            Whether each device is on, bool [n], and the end of its phase (s), float64 [n]; infinity
+            for a phase that does not end.
         """
         return one_by_one(self.span)(devices, times)
 
@@ -162,6 +163,8 @@ class AvailabilityModel(Spec):
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
     ) -> Availability:
         """Build the availability of all devices from their local times; a run calls this method.
+
+        By default it calls ``build``, without the local times.
 
         Args:
             streams: random streams of the run; a model draws from those named ``world/...``.
@@ -234,7 +237,7 @@ Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
 
 
 def one_by_one(span: Callable[[int, float], Span]) -> Spans:
-    """Make a function with the interface of ``Availability.spans`` from a function of one device.
+    """Make ``Availability.spans``, a function of several devices, from a function of one device.
 
     Args:
         span: function of a device's index and a time (s) that returns the device's phase at this
@@ -265,8 +268,8 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         spans: method ``spans`` of the run's ``Availability``.
         devices: indices of the devices, all different, int64 [n].
         end: last time of the table (s).
-        most: largest count of rows. If there were more, some of the devices are left out, evenly
-            spread over ``devices``.
+        most: largest count of rows. If all rows were more than ``most``, the table lacks some
+            devices, which are evenly spread over ``devices``.
 
     Returns:
         Columns ``device`` int64, ``time`` (s) float64 and ``on`` bool; [rows] each.

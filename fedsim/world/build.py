@@ -82,7 +82,7 @@ class WorldBuilder:
             self.network.follow(traces)
 
     def build_devices(self, samples: Ints, flops: float, rooflines: Rooflines | None) -> None:
-        """Build the devices and their availability.
+        """Build ``population``, the devices, and ``availability``, when each can be reached.
 
         Args:
             samples: count of training samples of each device; int64 [devices].

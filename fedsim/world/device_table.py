@@ -51,7 +51,7 @@ class DeviceTable:
         key: the key of the scenario that names the file, for error messages.
         path: the file, Parquet (``.parquet``) or CSV.
         columns: names of the columns that the table must have.
-        more: names of optional columns, which are read if the table has them.
+        optional: names of optional columns, which are read if the table has them.
         others: names of other columns that are accepted and not read; None: all columns are
             accepted.
 
@@ -125,7 +125,8 @@ class DeviceTable:
         """Show the user a note on how the table is read, such as which column orders the rows.
 
         Args:
-            meaning: text of the note, which follows the path of the file and its columns' names.
+            meaning: text of the note, to which the path of the file and its columns' names are
+                prepended.
         """
         columns = ", ".join(map(repr, self._names))
         note(f"{self._key} from {str(self._path)!r} (columns {columns}): {meaning}")
@@ -193,14 +194,16 @@ class DeviceTable:
         return name
 
     def devices(self, devices: int) -> list[int]:
-        """Parse the device index of each row from the column that names devices, [rows].
+        """Return the device index of each row, [rows], by the column that names devices.
+
+        The names may be the indices of devices. Otherwise there must be as many different names as
+        devices, none of them ``0``. They are numbered in natural order ("c2" comes before "c10").
 
         Args:
             devices: count of devices.
 
         Raises:
-            DataError: the names are neither indices of devices nor names of exactly ``devices``
-                devices.
+            DataError: a row has no name, or the names break this rule.
         """
         column = self.id_column
         names = []

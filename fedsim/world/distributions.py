@@ -57,8 +57,8 @@ def _normalise(shares: list[float] | None) -> Floats | None:
 class Distribution(Spec):
     """Base of the distributions from which a key of a scenario draws a value for each device.
 
-    A user's class is allowed for ``population.speed`` only. Its attributes that are speeds need the
-    type ``SamplesPerSecond``.
+    A subclass defines ``draw`` or ``by_device``. A user's subclass is allowed for
+    ``population.speed`` only. Its attributes that are speeds need the type ``SamplesPerSecond``.
     """
 
     @returns("an array of 'size' numbers above 0", _find_wrong_draw, allowed_draws=_KEYED)
@@ -261,8 +261,8 @@ def by_device(
 ) -> KindField:
     """Make the annotation of a scenario key that gives each device a value by a distribution.
 
-    Beside tables with a ``kind``, the key then allows short forms: a bare value for all devices, a
-    list with one value per device, and a table with the key ``file``.
+    The value of the key is a table, whose ``kind`` names the distribution. Short forms are a bare
+    value for all devices, a list with one value per device, and a table with the key ``file``.
 
     Args:
         quantity: type of the values, such as ``Seconds``.

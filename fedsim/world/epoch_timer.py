@@ -38,6 +38,11 @@ class TimerState(TypedDict):
 class EpochTimer:
     """Part of ``TaskRunner`` that sets the alarms for the ends of trainings and evaluations.
 
+    Args:
+        runner: the runner of the tasks.
+        compute: model of the times of epochs.
+        host: machines whose cores devices share; None if each device has its own.
+
     Attributes:
         paces: device -> factor by which processes of the world change its speed now, if not 1.
         hosts: machines whose cores the devices share; None if each device has its own.
@@ -60,11 +65,14 @@ class EpochTimer:
     def take_budget(self, device: int) -> float:
         """Return the time (s) that a device's last task has used of its time budget, and forget it.
 
+        ``TaskRunner.start`` subtracts this time from the budget of a task that continues the last
+        one.
+
         Args:
             device: index of the device.
 
         Returns:
-            The time; 0 if the task had no budget (``Limit.budget``).
+            The time; 0 if the last task had no budget (``Limit.budget``).
         """
         return self._budget_used.pop(device, 0.0)
 
@@ -132,7 +140,7 @@ class EpochTimer:
             self._set_look(task.id, when)
 
     def _plan(self, task: Task) -> Plan:
-        """Return the plan of a task's running step, with epoch times at the device's present speed."""
+        """Return count, times and limit of the epochs of a task's step, at the present speed."""
         step = task.step
         assert isinstance(step, EpochStep)
         plan = step.plan(task, self._runner)
@@ -158,8 +166,8 @@ class EpochTimer:
     def limit_of(self, task: Task, limit: Limit) -> float:
         """Return the simulated time (s) at which a time limit ends a task's computation.
 
-        The result is infinity if there is no limit. If the limit also covers the upload, the time of
-        the upload is subtracted.
+        The result is infinity if there is no limit. If the limit also covers the upload, the
+        expected time of the upload is subtracted.
 
         Args:
             task: the task.

@@ -97,8 +97,9 @@ class EpochTimes:
                 for all epochs; None if each epoch has a factor, which its begin determines.
 
         Returns:
-            End of each epoch (s, in whole ticks of the clock). A last end beyond the limit or the
-            horizon is only a lower bound.
+            Ends (s, in whole ticks of the clock) of the epochs that begin before ``limit``, up to the
+            first end beyond ``horizon``. An end beyond the limit or the horizon may be only a lower
+            bound.
 
         Raises:
             SimulationError: the epochs contain too many slow phases.
@@ -147,7 +148,8 @@ class EpochTimes:
             device: index of the device.
             start: simulated time (s) at which the epoch begins, which determines the factor if
                 ``task`` is None.
-            task: count of the device's earlier tasks, which then determines the factor; or None.
+            task: count of the device's earlier tasks, which determines the factor; None if the
+                begin of the epoch determines it.
         """
         sigma = self._sigma.item(device)
         if sigma == 0.0:
@@ -162,7 +164,7 @@ class EpochTimes:
     def _end_of_epoch(self, device: int, start: float, work_s: float, horizon: float) -> float:
         """Return the time (s) at which an epoch ends that takes ``work_s`` seconds at full speed.
 
-        If this is beyond the horizon, the result may be a lower bound beyond the horizon.
+        If the end is beyond the horizon, the result may be an earlier time beyond the horizon.
         """
         if self._phases is None:
             return start + on_grid(work_s)

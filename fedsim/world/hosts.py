@@ -89,7 +89,10 @@ class HostSpec(Spec):
         return slots
 
     def rate(self, busy: int) -> float:
-        """Return the speed of each of ``busy`` computations on a host, relative to a single one.
+        """Return the speed of each computation on a host, relative to a computation alone on it.
+
+        Args:
+            busy: count of the computations that run at once on the host.
 
         Returns:
             The relative speed, at most 1.
@@ -197,7 +200,12 @@ class Hosts:
         return task.request("worker", self._pools[host])
 
     def compute(self, task: Task, seconds: float) -> None:
-        """Begin a computation of a task on its host, which takes ``seconds`` (s) at full speed."""
+        """Begin a computation of a task on its device's host.
+
+        Args:
+            task: the task.
+            seconds: time of the computation at full speed, alone on the host (s).
+        """
         cores = self._update_cores(self._host(task), changes=True)
         cores.jobs[task.id] = _HostComputation(task, cores.progress_s, cores.progress_s + seconds)
 
@@ -239,7 +247,10 @@ class Hosts:
             job.end = progress_s + (job.end - progress_s) * factor
 
     def used_s(self, task: Task) -> float:
-        """Return the core time (s) that a task's ending step has used, and forget it."""
+        """Return the core time (s) that the ending step of a task has used, and forget it.
+
+        A computation at half speed uses half a second of core time in a second.
+        """
         return self._used.pop(task.id, 0.0)
 
     def _host(self, task: Task) -> int:

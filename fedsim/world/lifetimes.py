@@ -47,7 +47,8 @@ class Turnover(Spec):
             streams: random streams.
             arrival: arrival of each device (s), float64 [devices]. A model of departures receives
                 the drawn arrivals, a model of arrivals receives zeros.
-            usual: default time for a device to which the model gives no time (s).
+            usual: time of a device to which the model gives none (s): 0 for arrivals, infinity for
+                departures.
             root: folder of data files; None for the working directory.
 
         Returns:
@@ -88,7 +89,7 @@ DeparturesSpec = Annotated[Turnover, KindField(DEPARTURES, by_device=True)]
 class Bounded:
     """Availability in which a device is unreachable before its arrival and after its departure.
 
-    An off phase may be followed by another one, so its end need not be a change.
+    An off phase may be followed by another off phase, so a device need not be on at its end.
 
     Args:
         within: availability without arrivals and departures.
@@ -163,8 +164,8 @@ class LifetimesState(TypedDict):
 class Lifetimes:
     """Part of a run that records arrivals and departures of devices, and reports arrivals.
 
-    The strategy learns of an arrival when the device is first available. An arrival at time 0 has
-    no record.
+    An arrival is reported to the strategy when the device is first available. An arrival at time 0
+    is neither recorded nor reported.
 
     Args:
         simulation: the clock.

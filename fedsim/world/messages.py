@@ -139,7 +139,7 @@ class Messages:
         return message
 
     def edge_of(self, device: int) -> int:
-        """Return the index of the edge server to which a device belongs.
+        """Return the index of the edge server through which a device reaches the server.
 
         Raises:
             SimulationError: the network has no edge servers.

@@ -118,7 +118,7 @@ class OwnTraining(NamedTuple):
     def with_batch(self, device: int, training: Training) -> Training:
         """Return ``training`` with the device's own batch size, if the device has one.
 
-        A training that has a batch size is returned unchanged.
+        If ``training`` has a batch size already, it is returned unchanged.
 
         Args:
             device: index of the device.

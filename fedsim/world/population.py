@@ -42,8 +42,8 @@ class Population:
             1 for devices that are no stragglers.
         rooflines: training times of kinds of devices, instead of ``speed`` and ``cost``.
         flops: FLOP/s that each device reaches, float64; None if unknown.
-        share_of: function that returns the relative cost of a sample of a smaller model
-            (``Training.cut``); set by ``Run``.
+        share_of: function of the two parts of ``Training.cut`` (a smaller model) that returns the
+            cost of training this model on a sample, relative to the whole model; set by ``Run``.
         batching: division of an epoch's samples into batches; set by ``Run``.
         own: local trainings that differ by device; None if all devices train alike.
         trainable: count of devices that may train, the first ones.
@@ -69,7 +69,7 @@ class Population:
         self.slowness = np.broadcast_to(self.slowness, self.speed.shape)
 
     def shift(self, device: int, version: int, samples: int) -> None:
-        """Replace the data of a device, after a shift (a change of its data during the run).
+        """Store a device's new sample count and data version, after a change (shift) of its data.
 
         Args:
             device: index of the device.

@@ -76,9 +76,11 @@ def operations_s(
 class AlikeDevices(NamedTuple):
     """Devices of one kind whose usual trainings need equal memory, so that one check serves all.
 
+    The strategy names the usual training of each kind, such as local SGD on the whole model.
+
     Attributes:
         kind: index of the kind.
-        training: the usual training.
+        training: the usual training, with the batch size of the devices.
         samples: count of samples on which one of the devices trains.
         devices: indices of the devices, int64.
     """
@@ -196,7 +198,10 @@ class Rooflines:
         """Return warnings about trainings outside the range that the fitted time formulas cover.
 
         Args:
-            numbers: count of values in a sample.
+            numbers: count of input values in a sample, such as the pixels of an image.
+
+        Returns:
+            One text for each formula whose range the trainings leave; empty if there is none.
         """
         size = self._batching.size
         processors = {_processor(kind) for kind in self._used_kinds()}
@@ -362,7 +367,9 @@ class Rooflines:
         return is_short
 
     def groups(self, samples: Ints, sizes: Ints | None = None) -> Iterator[AlikeDevices]:
-        """Yield the groups of devices whose usual trainings need equal memory.
+        """Yield the devices in groups, in each of which the usual trainings need equal memory.
+
+        The devices of a group are of one kind, and have equal batch sizes and largest batches.
 
         Args:
             samples: count of samples of each device, int64 [devices].

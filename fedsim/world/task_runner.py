@@ -251,7 +251,11 @@ class TaskRunner:
             self._set_step_end(task.id, end)
 
     def note_data(self, task: Task) -> None:
-        """Store the sample count and the data version of the task's device in the task."""
+        """Store the device's present sample count and data version in its task.
+
+        The method is called at the start of a task and of each of its computations. A computation
+        is timed by this count, and keeps this version if the data change while it is running.
+        """
         task.samples = self.population.samples.item(task.device)
         task.version = self.population.version.item(task.device)
 
@@ -303,8 +307,8 @@ class TaskRunner:
     def next_on(self, device: int, time: float) -> float:
         """Return the first time (s), not before ``time``, at which the device is available.
 
-        The result is infinity if there is no such time. For a ``time`` after the end of the run it is
-        ``time``.
+        The result is infinity if there is no such time. A ``time`` after the end of the run is
+        returned unchanged.
         """
         return self._availability.next_on(device, time) if time <= self.simulation.end else time
 
@@ -330,10 +334,11 @@ class TaskRunner:
 
         Args:
             device: index of the device.
-            steps: first steps of the task.
+            steps: first steps of the task; ``next_steps`` of the constructor returns later ones.
             round: index of the round; None for a task outside of rounds.
             group: index of the device's group; None without groups.
-            continues: whether the task continues the device's previous task.
+            continues: whether the task continues the device's previous task, so that it shares the
+                time budget of that task and counts as no new selection.
             edge: index of the edge server with which the device exchanges messages; None for the
                 server.
             context: data that the federation attaches to the task.

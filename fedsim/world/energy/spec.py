@@ -43,7 +43,7 @@ TITLES = catalogue(_PHONES) | dict.fromkeys(_KIND_PRESETS, "the kind of device o
 
 
 def preset_figures(name: str) -> dict[str, Figure]:
-    """Return the figures of an energy preset, such as a phone, with their sources.
+    """Return the figures of an energy preset (named powers, such as a phone's), with their sources.
 
     Args:
         name: name of the preset.
@@ -494,9 +494,16 @@ class EnergySpec(Spec):
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 
     def draw_presets(self, streams: Streams, devices: int) -> NDArray[np.int64]:
-        """Draw the preset of each device by ``shares``: index in ``preset``, int64 [devices].
+        """Draw each device's preset, a named set of powers such as a phone's, by ``shares``.
 
-        The draws are from the random stream ``world/energy/preset``. Without presets all are 0.
+        The draws are from the random stream ``world/energy/preset``.
+
+        Args:
+            streams: random streams of the run.
+            devices: number of devices.
+
+        Returns:
+            Index of each device's preset in ``preset``, int64 [devices]; 0 without presets.
         """
         shares = None
         if self.shares is not None:

@@ -50,8 +50,8 @@ class Transfer(NamedTuple):
         outcome: ``done``, or the cause of the message's early end.
         round, task: index of its round and ID of its task; None if it has no round, or no task.
         payloads: name and bytes of each part.
-        sender, receiver: names of the sender and receiver if they are on the server's side and not
-            the server itself; see ``source`` and ``destination``.
+        sender, receiver: names of the sender and receiver, such as ``edge 1``; None for the server,
+            and for the device of the message's task. ``source`` and ``destination`` have all names.
     """
 
     start: float

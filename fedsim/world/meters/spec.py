@@ -90,6 +90,10 @@ class Bill(Meter):
 
     The meter adds the price of a task or a message when it ends, and the hours of the server's side
     as time passes.
+
+    Args:
+        context: the world in which the meter counts.
+        prices: the prices.
     """
 
     round_columns = (

@@ -134,7 +134,10 @@ class Activity(simpy.Event):
 
 
 class Sending(Activity):
-    """Message that a process sends by ``World.send``, an event that fires when it has arrived."""
+    """Message that a process sends by ``World.send``, as an event.
+
+    The event fires when the last byte of the message has arrived, or when the message is lost.
+    """
 
     def __init__(
         self,
@@ -161,7 +164,7 @@ class Sending(Activity):
 class ComputeActivity(Activity):
     """Computation that a process starts on a device by ``World.compute``, as an event.
 
-    It fires when the computation is done, or lost because its device becomes unavailable.
+    The event fires when the computation is done, or lost because its device becomes unavailable.
 
     Args:
         env: the environment.

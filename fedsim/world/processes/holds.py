@@ -179,7 +179,7 @@ class Holds:
             self._processes.switch_on(device)
 
     def check_restored(self) -> None:
-        """Check that restored processes have begun all effects again that were in force before.
+        """Check that restored processes have begun all effects again that the snapshot has.
 
         Raises:
             CheckpointError: the effects differ.

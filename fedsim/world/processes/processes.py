@@ -151,8 +151,8 @@ class Processes:
     def take_saved(self, number: int, call: Call) -> Any:
         """Return the saved message or computation that a process of a resumed run begins again.
 
-        While processes are restored, each repeats the calls with which it began its running
-        activities.
+        A process that is being restored repeats the calls with which it began the messages and
+        computations that have not ended.
 
         Args:
             number: index of the process.
@@ -233,8 +233,9 @@ class Processes:
     def restore(self, state: ProcessesState) -> None:
         """Restore the processes of a resumed run, which then begin at the present time.
 
-        It must be called after all other parts are restored. Until ``check_restored``, records of
-        processes are suppressed, and the activities that processes begin are the saved ones.
+        The method must be called after all other parts are restored. Until ``check_restored``,
+        records of processes are suppressed, and a message or computation that a process begins is
+        a saved one.
 
         Args:
             state: the snapshot.
@@ -254,9 +255,10 @@ class Processes:
         self._start()
 
     def check_restored(self, alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Check that each restored process waits for the same event as before.
+        """Check that restored processes have begun the same effects and waits again; end restoring.
 
-        It must be called after ``Simulation.begin_restored``, and before the alarms are set again.
+        The method must be called after ``Simulation.begin_restored``, and before the alarms are set
+        again.
 
         Args:
             alarms: kind, number and time (s) of each alarm that is set again later.

@@ -105,7 +105,7 @@ class ComputationTimer(Protocol):
         """Return the time at which a limit ends the running step (s); infinity without a limit."""
 
     def end(self, task: "Task", limit: Limit, cause: "Cause | None") -> dict[str, object]:
-        """End the running computation of a task; return fields for the record of its step."""
+        """End the running computation of a task; return fields (by name) for its step's record."""
 
 
 class ChargeWatch(Protocol):
@@ -319,7 +319,7 @@ class Task:
         self.done.fire("memory" if self.fails else None)
 
     def carried_out_next(self) -> None:
-        """End the running step as ``carried_out`` does, but only after the present event."""
+        """End the running step as ``carried_out`` does, but in an event after the present one."""
         assert self.done is not None
         self.done.succeed("memory" if self.fails else None)
 
