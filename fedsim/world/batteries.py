@@ -431,28 +431,24 @@ class Batteries:
             reserve: energy that is subtracted from the capacity (J).
         """
         capacity = self._coefficient(device, "capacity_j") - reserve
-        charge = self._coefficient(device, "charge_w")
-        idle = 0.0
-        end = math.inf
-        if charge:
-            is_plugged_in, _, end = self._charging.span(device, point.at)
-            if not is_plugged_in:
-                charge = 0.0
+        charge, end = self._charger_at(device, point.at)
         if point.flat:
+            idle = 0.0
+            task = 0.0
             net = charge
-            watts = 0.0
             target = self._restart * capacity  # the device restarts at this level
         else:
             idle = self._coefficient(device, "idle_w")
+            task = watts
             if point.at < point.tail:
                 end = min(end, point.tail)
-                watts = watts + self._coefficient(device, "tail_w")
-            net = charge - idle - watts
+                task += self._coefficient(device, "tail_w")
+            net = charge - idle - task
             if net >= 0 and point.level >= capacity:
                 net = 0.0
-                charge = idle + watts  # a full battery is charged with what is drawn
+                charge = idle + task  # a full battery is charged with what is drawn
             target = capacity if net > 0 else 0.0
-        course = _Course(end, net, charge, idle, watts, capacity)
+        course = _Course(end, net, charge, idle, task, capacity)
         if net:
             # A course of no length could make a device with a tiny battery run flat and restart
             # without end at one instant.
@@ -461,6 +457,14 @@ class Batteries:
                 course.end = reached
                 course.target = target
         return course
+
+    def _charger_at(self, device: int, time: float) -> tuple[float, float]:
+        """Return the power of a device's charger (W), 0 while unplugged, and until when (s)."""
+        charge_w = self._coefficient(device, "charge_w")
+        if not charge_w:
+            return 0.0, math.inf
+        is_plugged_in, _, end = self._charging.span(device, time)
+        return charge_w if is_plugged_in else 0.0, end
 
     def _follow_breakpoints(
         self,
@@ -495,7 +499,7 @@ class Batteries:
             course = self._find_course(device, point, watts, reserve)
             if course.end > until or (to_flat and point.flat):
                 return course
-            course.follow(point, course.end)  # changes ``point``
+            course.follow(point, course.end)
             if is_final:
                 self._store_point(device, point)
                 if device in self._paths:
