@@ -106,14 +106,7 @@ class EpochTimes:
         """
         horizon = min(limit, horizon)
         if self._sigma.item(device) == 0.0 and self._phases is None:
-            count = epochs
-            # epochs that begin before the limit, and one whose end is beyond the horizon
-            for bound, extra in ((limit, 0), (horizon, 1)):
-                if bound < math.inf and on_grid(epoch_s) > 0:
-                    count = min(count, math.ceil((bound - start) / epoch_s) + extra)
-            # Each end is rounded once, and is no sum of rounded times, so that n epochs end exactly
-            # at a deadline of n epochs.
-            return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(count, 0))]
+            return _equal_ends(start, epoch_s, epochs, limit, horizon)
         ends: list[float] = []
         while len(ends) < epochs and start < limit and start <= horizon:
             work_s = epoch_s * self.jitter(device, start, task)
@@ -180,3 +173,18 @@ class EpochTimes:
                 return span.end
             work_s -= (span.end - start) * rate
             start = span.end
+
+
+def _equal_ends(
+    start: float, epoch_s: float, epochs: int, limit: float, horizon: float
+) -> list[float]:
+    """Return the ends (s) of epochs that all take ``epoch_s`` (s), as ``EpochTimes.epoch_ends``."""
+    count = epochs
+    if on_grid(epoch_s) > 0:
+        if limit < math.inf:
+            count = min(count, math.ceil((limit - start) / epoch_s))
+        if horizon < math.inf:  # one more epoch, which ends beyond the horizon
+            count = min(count, math.ceil((horizon - start) / epoch_s) + 1)
+    # Each end is rounded once, and is no sum of rounded times, so that n epochs end exactly at a
+    # deadline of n epochs.
+    return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(count, 0))]

@@ -249,17 +249,30 @@ class Rooflines:
             batching = self._batching
             if size:
                 batching = replace(batching, size=size)
-            for kind, device_kind in enumerate(self.kinds):
-                is_of_kind = (self.which == kind) & (sizes == size)
-                counts, which_count = np.unique(samples[is_of_kind], return_inverse=True)
-                times = []
-                for count in counts.tolist():
-                    training = self.fit(kind, Training(start=None, batch_size=batching.size), count)
-                    rooflines, _ = self._resolve(training)
-                    times.append(
-                        device_kind.epoch + rooflines._epoch_s(kind, count, batching, learns=True)
-                    )
-                seconds[is_of_kind] = np.array(times, dtype=np.float64)[which_count]
+            for kind in range(len(self.kinds)):
+                devices = (self.which == kind) & (sizes == size)
+                seconds[devices] = self._epochs_of_kind(kind, samples[devices], batching)
+        return seconds
+
+    def _epochs_of_kind(self, kind: int, samples: Ints, batching: Batching) -> Floats:
+        """Compute the time of an epoch of training on several devices of one kind.
+
+        Args:
+            kind: index of the kind.
+            samples: count of samples of each device, int64 [n].
+            batching: how the samples of each device are divided into batches.
+
+        Returns:
+            The times (s), float64 [n].
+        """
+        whole_training = Training(start=None, batch_size=batching.size)
+        counts, which_count = np.unique(samples, return_inverse=True)
+        times = []
+        for count in counts.tolist():
+            rooflines, _ = self._resolve(self.fit(kind, whole_training, count))
+            pass_s = rooflines._epoch_s(kind, count, batching, learns=True)
+            times.append(self.kinds[kind].epoch + pass_s)
+        seconds: Floats = np.array(times, dtype=np.float64)[which_count]
         return seconds
 
     def speeds(self) -> Floats:
