@@ -65,8 +65,8 @@ class EpochTimer:
     def take_budget(self, device: int) -> float:
         """Return the time (s) that a device's last task has used of its time budget, and forget it.
 
-        ``TaskRunner.start`` subtracts this time from the budget of a task that continues the last
-        one.
+        ``TaskRunner.start`` subtracts this time from the budget of a new task that continues the
+        last task.
 
         Args:
             device: index of the device.

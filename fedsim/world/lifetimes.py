@@ -151,7 +151,7 @@ class LifetimesState(TypedDict):
     """State of ``Lifetimes`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
-        arrived, left: count of arrivals, and of departures, that were announced.
+        arrived, left: count of arrivals, and of departures, that were recorded so far.
         waiting: heap of (time (s), device) for devices that have arrived and were never available;
             the time is that at which the device first becomes available.
     """

@@ -183,7 +183,13 @@ class Messages:
         return self.send(*route, payloads, number, on_end)
 
     def lose_edge(self, edge: int) -> None:
-        """Mark an edge server as failed, and end its incomplete messages as ``lost``."""
+        """Mark an edge server as failed, report it by ``on_edge_lost``, and end its messages.
+
+        Messages to and from the edge server that are not complete end as ``lost``.
+
+        Args:
+            edge: index of the edge server.
+        """
         self.lost.add(edge)
         self._on_edge_lost(edge)
         self.lose(self.network.devices + edge)

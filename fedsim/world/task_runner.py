@@ -402,6 +402,8 @@ class TaskRunner:
     def end_disconnected(self, task: Task) -> None:
         """End a task now because its device leaves for good, has a flat battery or disconnects.
 
+        The outcome of the task becomes ``left``, ``battery`` or ``lost``.
+
         Args:
             task: the task.
         """

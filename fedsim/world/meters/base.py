@@ -187,7 +187,7 @@ class Meter:
         return {}
 
     def snapshot(self) -> dict[str, object]:
-        """Return the state from which ``restore`` restores the meter in a resumed run."""
+        """Return the state for a checkpoint: attributes by name, except those named in ``fixed``."""
         return {name: value for name, value in vars(self).items() if name not in self.fixed}
 
     def restore(self, state: Mapping[str, object]) -> None:

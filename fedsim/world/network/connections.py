@@ -63,7 +63,7 @@ class Connections:
         These are the values at the end of the last flow between the two endpoints, or the values of a
         new connection. After an idle time of more than a timeout, the window is at most the initial
         one (RFC 5681, section 4.1), and the slow start threshold at least three quarters of the
-        former window (RFC 2861). BBR does not change them after an idle time.
+        former window (RFC 2861). With BBR an idle time changes neither of them.
 
         Args:
             ends: IDs of sender and receiver.

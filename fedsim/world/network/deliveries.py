@@ -17,7 +17,7 @@ class Deliveries:
     """History of the bytes that each flow had delivered, by simulated time.
 
     Senders look up how many of their bytes had arrived a round trip ago. Values between two stored
-    times are interpolated linearly.
+    times are interpolated linearly. ``QueuedFlows`` also keeps the times in queues in such a history.
     """
 
     def __init__(self) -> None:

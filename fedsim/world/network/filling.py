@@ -83,7 +83,7 @@ class Sharing(Protocol):
         """
 
     def share(self, now: float) -> None:
-        """Compute the rates of all running flows anew, after changes of flows or links.
+        """Compute the rates and ``next_end`` of all running flows, after changes of flows or links.
 
         Args:
             now: the time (s).

@@ -82,7 +82,14 @@ class QueuedLinks:
         return bool(self.capacity[number] == rate and self.length[number] == length)
 
     def join(self, others: "QueuedLinks") -> Ints:
-        """Add other links, with their rates and lengths; return their new numbers, int64 [links]."""
+        """Add other links, with their rates and lengths of queues.
+
+        Args:
+            others: the other links.
+
+        Returns:
+            New number of each of the other links, by its number in ``others``, int64 [links].
+        """
         self.grouped = 0
         numbers = np.zeros(len(others.capacity), dtype=np.int64)
         for name, number in others.names.items():

@@ -19,7 +19,7 @@ NO_BYTES = 1e-6  # bytes that count as none
 
 @dataclass(slots=True)
 class MovedBytes:
-    """Positions of the bytes of each flow after the stages of a time step computed so far.
+    """Positions of each flow's bytes within a time step, which ``Movement`` changes in stages.
 
     Arrays are float64 [flows] if no shape is given. A hop is one of the links on a flow's route, so
     arrays [flows, hops] have an entry for each link of each route.
@@ -211,10 +211,10 @@ class Movement:
         staying[:, -1] = np.maximum(staying[:, -1] - dropped, 0.0)
 
     def busy(self) -> Floats:
-        """Return how busy each flow's route is in the step, float64 [flows].
+        """Return how busy each flow's route is in the step, 0 to 1, float64 [flows].
 
-        The result is the part of the step, 0 to 1, in which the busiest of the sender and the links
-        sends.
+        The sender and each link of the route send in a part of the step only. The result is the
+        greatest of these parts.
         """
         busy = self._busy.copy()
         divisor = np.where(self._sendable > 0, self._sendable, 1.0)

@@ -157,12 +157,14 @@ def choose_drops(
     has a credit (bytes), which grows by its expected loss and shrinks by a random amount with each
     of its lost packets. The flow with the highest credit loses the next packet.
 
+    Arrays [flows on links] have an entry for each pair of a flow and a link on its route.
+
     Args:
-        excess: bytes that do not fit, float64 [links].
+        excess: bytes that do not fit into the queue of each link, float64 [links].
         unsent: bytes that arrived in this step and are not sent in it, float64 [flows on links].
         credit_before: credit of each flow (bytes), float64 [flows on links].
-        links: link of each flow, int64 [flows on links].
-        flows: argument of ``draw`` for each flow, int64 [flows on links].
+        links: index of the pair's link, int64 [flows on links].
+        flows: index of the pair's flow, the argument of ``draw``, int64 [flows on links].
         packet: bytes of a packet.
         draw: function that draws by how much a lost packet lowers a flow's credit (bytes).
 

@@ -49,9 +49,9 @@ class Tier:
     """Group (tier) of flows of a star network with equal highest rates (caps), which run at one rate.
 
     Rates are per unit of a flow's weight. The tier's clock counts the bytes per unit of weight that
-    each of its flows sends. It reads V + ``clock`` if the flows run below their cap (free), where V
-    is the virtual clock of all free flows; otherwise it reads ``clock`` + ``rate`` x (t - ``since``)
-    at time t.
+    each of its flows sends. If the flows run below their cap (free), the tier's clock reads V +
+    ``clock``, where V is the virtual clock of all free flows. Otherwise it reads ``clock`` +
+    ``rate`` x (t - ``since``) at time t.
 
     Attributes:
         cap, rate: the highest rate, in units of 2^-40 bytes/s (an integer, or infinity) and in
@@ -134,10 +134,11 @@ class StarDirection:
         self._flows: dict[int, StarFlow] = {}  # flow ID -> state of the flow
         # Two heaps each: one of capped tiers, and one of free tiers (index ``Tier.is_free``). An
         # entry is dead if its tier is gone or is on the other side, or if its end has changed.
-        # (end of the tier's first flow, cap of the tier)
+        # Entries of ``_ends`` are (end of the tier's first flow, cap of the tier).
         self._ends: list[list[tuple[float, Units]]] = [[], []]
-        # The next tier to change sides is on top: the free one with the least cap, or the capped one
-        # with the greatest, whose cap is stored with a minus sign.
+        # Entries of ``_caps`` are caps of tiers, with a minus sign for capped ones. On top is the
+        # next tier to change sides: the free one with the least cap, the capped one with the
+        # greatest.
         self._caps: list[list[Units]] = [[], []]
 
     def enter(

@@ -255,7 +255,7 @@ class Processes:
         self._start()
 
     def check_restored(self, alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Check that restored processes have begun the same effects and waits again; end restoring.
+        """Check that processes have begun the saved effects and waits again, and end the restoring.
 
         The method must be called after ``Simulation.begin_restored``, and before the alarms are set
         again.

@@ -149,7 +149,10 @@ class StepServices(Protocol):
         """Set the alarm for the end of the running step of ``task`` at ``end`` (s)."""
 
     def note_data(self, task: "Task") -> None:
-        """Store the present sample count and data version of the task's device in the task."""
+        """Store the device's present sample count and data version in its task.
+
+        A step of computing calls this at its begin, as its time depends on the sample count.
+        """
 
     def task_of(self, device: int) -> "Task | None":
         """Return the running task of a device; None if the device has no task."""
