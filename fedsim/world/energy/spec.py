@@ -199,7 +199,7 @@ class CarbonSpec(Spec):
     zone in place of the list.
 
     Attributes:
-        zones: the zones.
+        zones: the zones, each with its share of the devices.
     """
 
     zones: list[ZoneSpec] = Field(min_length=1)

@@ -110,7 +110,7 @@ class StepPlan:
             first; float64 [flows, hops, batches].
         waiting, arriving: bytes in the queue of each link of a route, and between it and the next
             link, at the end of the step; float64 [flows, hops].
-        growth: growth of windows.
+        growth: growth of the senders' congestion windows in the step.
         ends: end of each flow (s); infinity for flows that go on.
         parts: fraction of the step in which the bytes of each flow move, above 0, at most 1; 1
             for flows that do not end in the step. None if no flow ends.

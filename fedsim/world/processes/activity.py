@@ -69,11 +69,12 @@ def _is_awaited(event: simpy.Event) -> bool:
 class Activity(simpy.Event):
     """Message or computation that a process of the world has started, as a SimPy event.
 
-    Its value is the activity itself. The event fires when the activity is done, or when it is lost
-    because a device or edge server becomes unavailable. A cancelled activity never fires. It is
-    cancelled by ``cancel()``, by the end of a ``with``, and by an interrupt of the last process
-    that waits for it, directly or in a condition. ``outcome`` is None before the end of the
-    activity, and then ``done``, ``lost``, ``cancelled`` or, at the end of the run, ``stopped``.
+    The value of the event is the activity itself. The event fires when the activity is done, or when
+    the activity is lost because a device or edge server becomes unavailable. A cancelled activity
+    never fires. An activity is cancelled by ``cancel()``, by the end of a ``with``, and by an
+    interrupt of the last process that waits for the activity, directly or in a condition. Its
+    ``outcome`` is None before the end of the activity, and then ``done``, ``lost``, ``cancelled``
+    or, at the end of the run, ``stopped``.
 
     Example:
         >>> import fedsim

@@ -44,7 +44,7 @@ class WorkAmounts(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Time that the work takes in addition on any device (s)."""
+        """Fixed time (s), which is added to the times of the samples and FLOPs."""
 
 
 class HostQueue(Protocol):
