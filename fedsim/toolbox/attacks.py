@@ -18,7 +18,8 @@ from fedsim.learning.functions import pure, weighted_sum
 class Attack(Spec):
     """Base of the attacks of malicious devices on their updates (``malicious.attack``).
 
-    A subclass overrides ``update``; by default the honest update is sent.
+    A subclass overrides ``update``, which computes the sent update from the honest one; by default
+    the honest update is sent.
     """
 
     flips_labels: ClassVar[bool] = False
@@ -159,8 +160,8 @@ def noise_around(
 class Gaussian(Attack):
     """The device sends Gaussian noise in place of a change, start + N(0, deviation^2).
 
-    start is the model that the device received; each coordinate has a draw. Source: Blanchard et
-    al., "Machine learning with adversaries" (2017), section 5.
+    start is the model that the device received. The noise is drawn anew for each coordinate of each
+    update. Source: Blanchard et al., "Machine learning with adversaries" (2017), section 5.
 
     Attributes:
         deviation: standard deviation of the noise.

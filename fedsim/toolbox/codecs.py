@@ -15,7 +15,11 @@ from fedsim.learning.functions import Function, pure
 
 @pure
 def added(models: list[Floats32]) -> NDArray[np.floating]:
-    """Return the sum of two arrays, [d]."""
+    """Return the sum of two arrays, [d].
+
+    Args:
+        models: list of exactly two arrays, float32 [d] each.
+    """
     return models[0] + models[1]
 
 
@@ -56,7 +60,9 @@ class Lossy(Codec):
         return self
 
     def constants(self, parameters: int) -> dict[str, Any]:
-        """Return the keyword arguments of ``function``, which encodes and decodes; none by default.
+        """Return the keyword arguments for ``function``, the codec's function on arrays.
+
+        ``function`` encodes and decodes an array. By default it has no keyword arguments.
 
         Args:
             parameters: length of the array.
@@ -72,7 +78,7 @@ class Lossy(Codec):
     def for_added_up(self) -> Codec:
         """Copy of this codec with error feedback, for contents that are added up over rounds.
 
-        The simulator uses it for the contents that ``Traits.accumulated_contents`` names. Without
+        The strategy names these contents of messages in ``Traits.accumulated_contents``. Without
         error feedback the encoding errors of all rounds would add up too.
         """
         return self.model_copy(update={"error_feedback": True})
@@ -148,14 +154,26 @@ def _join_buckets(rows: Floats, size: int) -> Floats32:
 
 @pure
 def as_float16(models: list[Floats32]) -> Floats32:
-    """Round every value to the nearest float16; a magnitude beyond 65,504 becomes infinite."""
+    """Round every value of an array to the nearest float16, as float32 [d].
+
+    A magnitude beyond 65,504 becomes infinite.
+
+    Args:
+        models: list of exactly one array, float32 [d].
+    """
     with np.errstate(over="ignore"):
         return models[0].astype(np.float16).astype(np.float32)
 
 
 @pure
 def as_bfloat16(models: list[Floats32]) -> Floats32:
-    """Round every value to the nearest bfloat16, the upper 16 bits of a float32; ties to even."""
+    """Round every value of an array to the nearest bfloat16, as float32 [d]; ties to even.
+
+    A bfloat16 has the upper 16 bits of a float32.
+
+    Args:
+        models: list of exactly one array, float32 [d].
+    """
     bits = models[0].astype(np.float32).view(np.uint32)
     lowest_kept_bit = (bits >> np.uint32(16)) & np.uint32(1)
     # half of the lowest kept bit, less 1 if that bit is 0, rounds to nearest with ties to even
@@ -164,7 +182,11 @@ def as_bfloat16(models: list[Floats32]) -> Floats32:
 
 
 def _int8_scales(values: Floats) -> Floats32:
-    """Return the scale of each bucket, float32 [buckets, 1], from its values [buckets, width]."""
+    """Return the step between int8 levels of each bucket, float32 [buckets, 1].
+
+    Args:
+        values: the values of the buckets, [buckets, width].
+    """
     largest: Floats = np.abs(values).max(axis=1, keepdims=True)
     return (largest / 127).astype(np.float32)
 
@@ -206,7 +228,7 @@ def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
     consecutive values.
 
     Args:
-        models: the array, [d].
+        models: list of exactly one array, float32 [d].
         bucket: count of values in a bucket; None: all values are one bucket.
 
     Returns:
@@ -225,13 +247,13 @@ def as_levels(
 ) -> Floats32:
     """Round every value at random to one of s levels of a norm, as QSGD does (encode and decode).
 
-    The level |v_i| s / ||v|| of a value v_i is rounded up or down at random, so that the expected
-    level is exact.
+    The array is divided into buckets, runs of consecutive values. In a bucket v the level of a
+    value v_i is |v_i| s / ||v||, rounded up or down at random, so that its expectation is exact.
 
     Args:
-        models: the array v, [d].
+        models: list of exactly one array, float32 [d].
         levels: s, the count of levels above 0.
-        bucket: count of values that share a norm ||v||; None: all.
+        bucket: count of values in a bucket; None: all values are one bucket.
         scale: factor of the result.
         rng: source of the random rounding.
 
@@ -253,11 +275,11 @@ def as_signs(models: list[Floats32], bucket: int | None) -> Floats32:
     """Replace every value by its sign times the mean magnitude of its bucket (encode and decode).
 
     Args:
-        models: the array, [d].
-        bucket: count of values in a bucket; None: all.
+        models: list of exactly one array, float32 [d].
+        bucket: count of consecutive values in a bucket; None: all values are one bucket.
 
     Returns:
-        The decoded values, [d]; 0 counts as positive.
+        The decoded values, [d]; the sign of 0 is positive.
     """
     array = models[0]
     counts = _split_buckets(np.ones(len(array)), bucket).sum(axis=1, keepdims=True)
@@ -433,7 +455,7 @@ class Sparse(Lossy):
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory" (2018).
 
     Attributes:
-        share: k / d, rounded to at least one entry; 1: all entries are sent.
+        share: k / d, where k is rounded to a whole number of at least 1; 1: all entries are sent.
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
@@ -515,7 +537,7 @@ def _bitmap_bytes(size: int) -> int:
 
 
 def _keep_positions(array: Floats32, positions: Ints) -> Floats32:
-    """Return a copy of the array in which all entries except those at ``positions`` are 0."""
+    """Return a copy of an array in which all entries except the ones at ``positions`` are 0."""
     result = np.zeros_like(array)
     result[positions] = array[positions]
     return result
@@ -536,10 +558,10 @@ def largest(array: Floats32, k: int) -> Ints:
 
 @pure
 def largest_alone(models: list[Floats32], k: int) -> Floats32:
-    """Set all entries of an array to 0 except the k of largest magnitude (top-k).
+    """Set all entries of an array to 0 except the k of largest magnitude (top-k); float32 [d].
 
     Args:
-        models: the array, [d].
+        models: list of exactly one array, float32 [d].
         k: count of entries that remain.
     """
     return _keep_positions(models[0], largest(models[0], k))
@@ -548,7 +570,8 @@ def largest_alone(models: list[Floats32], k: int) -> Floats32:
 class TopK(Sparse):
     """The ``share`` of entries of largest magnitude is sent.
 
-    The sent entries and the residual sum to the change, to the bit.
+    With error feedback the device stores the other entries as residual. The sent entries and the
+    residual sum exactly to the change.
     """
 
     kind: Literal["top-k"] = "top-k"
@@ -561,10 +584,10 @@ class TopK(Sparse):
 
 @pure
 def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
-    """Set all entries of an array to 0 except k that are drawn at random (random-k).
+    """Set all entries of an array to 0 except k that are drawn at random (random-k); float32 [d].
 
     Args:
-        models: the array, [d].
+        models: list of exactly one array, float32 [d].
         k: count of entries that remain.
         scale: factor of the remaining entries.
         rng: source of the draws.

@@ -17,9 +17,9 @@ from fedsim.world.population import MeanOver
 
 
 class Relative(Deadline):
-    """A multiple of the devices' mean training time, as the time limit of CATA-Fed.
+    """A multiple of the devices' mean training time, as in CATA-Fed.
 
-    The time limit is ``times`` x ``epochs`` x the mean time of an epoch over all devices, without
+    The deadline is ``times`` x ``epochs`` x the mean time of an epoch over all devices, without
     random variation.
 
     Attributes:
@@ -27,8 +27,8 @@ class Relative(Deadline):
         epochs: number of epochs in the training time.
         devices: whether the devices that ``population.stragglers`` slows down are counted at their
             reduced speed (``all``), or at their speed before the reduction (``unslowed``).
-        since: begin of the time: ``download``, the end of each client's download; or ``round``, the
-            begin of the round.
+        since: moment at which the time until the deadline begins: ``download``, the end of each
+            client's download; or ``round``, the begin of the round.
     """
 
     instead: ClassVar[Former] = {"time": "times"}
@@ -59,7 +59,8 @@ class QuantileState(State):
     """State of the deadline ``quantile``: the durations of the latest tasks.
 
     Attributes:
-        times: Durations of at most ``over`` tasks, the latest last (s); None for a late task.
+        times: Durations of the latest tasks, at most ``Quantile.over`` of them, the latest last
+            (s); None for a task that missed its deadline.
     """
 
     times: list[float | None] = field(default_factory=list)

@@ -16,24 +16,24 @@ from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import NO_GROUP, FederatedData, Shard
 from fedsim.learning.data.shifts import Change, Occasions, Shift, draw_pairs, exchange
 
-_ROUNDING = (
-    1e-9  # subtracted before rounding up, so that a share of 0.07 of 100 samples is 7, not 8
-)
+# subtracted before rounding up, so that a share of 0.07 of 100 samples is 7, not 8
+_ROUNDING = 1e-9
 
 
 class SwapPart(Shift):
     """Random pairs of candidates exchange all samples of a label (FlexCFL, section 5.3).
 
-    Candidates are the devices that may change on an occasion, a round or time at which data shift;
-    they are paired at random. In a pair that exchanges, each device gives the other all samples of
-    one of its exclusive labels, drawn at random. A device has a label if the label occurs in both
-    its training and its test samples; the label is exclusive if the partner does not have it (code
-    of FlexCFL). If one of the two devices has no exclusive label, the pair does not exchange.
+    An occasion is a round or time at which data shift. The devices that may change on it, the
+    candidates, are paired at random. In a pair that exchanges, each device gives the other all
+    samples of one of its exclusive labels, drawn at random. A device has a label if the label
+    occurs in both its training and its test samples; the label is exclusive if the partner does not
+    have it (code of FlexCFL). If one of the two devices has no exclusive label, the pair does not
+    exchange.
 
-    True groups are the groups with which groups found by clustering are compared; a device that has
-    exchanged belongs to none afterwards (``NO_GROUP``). Scenarios in which devices rotate, relabel
-    or distort their samples in different ways are refused, because samples move without these
-    transforms.
+    True groups are the groups with which groups found by clustering are compared. A device that has
+    exchanged belongs to no true group afterwards (``NO_GROUP``). Scenarios in which devices rotate,
+    relabel or distort their samples in different ways are refused, because an exchanged sample
+    would lose its device's transform.
 
     Attributes:
         probability: probability that a pair exchanges, on each occasion.
@@ -93,24 +93,24 @@ def _labels(data: FederatedData, shard: Shard) -> Ints:
 
 
 def _choose(labels: Ints, draw: float) -> int:
-    """Return one of the labels, selected by a uniform number in [0, 1)."""
+    """Return one of the labels, all equally likely if ``draw`` is uniform in [0, 1)."""
     return int(labels[int(draw * len(labels))])
 
 
 def _exchange_label(
     data: FederatedData, shard: Shard, partner: Shard, lost: int, gained: int
 ) -> Shard:
-    """Replace a shard's samples of one label by the partner's samples of another label.
+    """Replace a device's samples of one label by its partner's samples of another label.
 
     Args:
         data: the data of all devices.
-        shard: the shard.
-        partner: the shard of the other device.
+        shard: the training and test samples of the device.
+        partner: the training and test samples of its partner.
         lost: label of the samples that are removed.
         gained: label of the partner's samples that are added.
 
     Returns:
-        The new shard.
+        The device's new samples; ``shard`` stays as it is.
     """
     train = (
         shard.train[data.train_labels(shard) != lost],
@@ -144,12 +144,12 @@ def _label_list(shard: Shard) -> list[int] | None:
 class Incremental(Shift):
     """On each occasion every candidate gets a larger share of its training data.
 
-    Candidates are the devices that may change on an occasion, a round or time at which data shift.
-    On occasion k a device trains on the share ``shares[k]`` of its samples, rounded up: the first
-    ones in an order that is shuffled once for each device. Test data stay, and so does the true
-    group, with which groups found by clustering are compared. Before the first occasion a device
-    has all samples. By default 25 % of the samples are added every 50 rounds (FlexCFL, section
-    5.3).
+    An occasion is a round or time at which data shift; candidates are the devices that may change
+    on it. From occasion k on a device trains on the share ``shares[k]`` of its samples, rounded up:
+    the first ones in an order that is shuffled once for each device. Test data stay, and so does
+    the true group, with which groups found by clustering are compared. Before the first occasion a
+    device has all samples. By default the shares are 25, 50, 75 and 100 % from rounds 0, 50, 100
+    and 150 on (FlexCFL, section 5.3).
 
     Attributes:
         shares: share of a device's training samples from each occasion on, in (0, 1], not falling.
@@ -205,11 +205,11 @@ class Incremental(Shift):
 class LabelPermutation(Shift):
     """Each candidate permutes its labels with some probability, while its images stay.
 
-    Candidates are the devices that may change on an occasion, a round or time at which data shift.
-    The permutation is drawn uniformly from all except the identity, and applied to the current
-    labels of training and test samples. True groups are the groups with which groups found by
-    clustering are compared; the device belongs to none afterwards (``NO_GROUP``). The draws of a
-    device do not depend on other candidates.
+    Data shift on occasions, which are rounds or times; candidates are the devices that may change
+    on an occasion. The permutation is drawn uniformly from all except the identity, and applied to
+    the current labels of training and test samples. True groups are the groups with which groups
+    found by clustering are compared; a device that has changed belongs to no true group afterwards
+    (``NO_GROUP``). The draws of a device do not depend on other candidates.
 
     Attributes:
         probability: probability that a candidate changes, on each occasion.
@@ -256,12 +256,14 @@ class LabelPermutation(Shift):
 class Rotation(Shift):
     """Each candidate's images rotate, with some probability, by one to three quarter turns.
 
-    Candidates are the devices that may change on an occasion, a round or time at which data shift.
-    Training and test images of a device rotate by the same angle. The draws of a device do not
-    depend on other candidates. True groups are the groups with which groups found by clustering are
-    compared. If they differ by their rotations alone (partition ``rotations``), the device joins
-    the group with its new rotation. Otherwise it belongs to no true group (``NO_GROUP``)
-    afterwards.
+    Data shift on occasions, which are rounds or times; candidates are the devices that may change
+    on an occasion. Training and test images of a device rotate by the same angle. The draws of a
+    device do not depend on other candidates.
+
+    True groups are the groups with which groups found by clustering are compared. If each true
+    group had one rotation at first, different from all others (partition ``rotations``), the device
+    joins the true group with its new rotation, if there is one. In all other cases it belongs to no
+    true group afterwards (``NO_GROUP``).
 
     Attributes:
         probability: probability that a candidate changes, on each occasion.
@@ -334,11 +336,11 @@ def _set_groups(
 
 
 def _group_of_turns(data: FederatedData) -> dict[int, int]:
-    """Return the rotation of each true group, as a dict: quarter turns -> group.
+    """Return the true group that has each rotation at the beginning of the run.
 
     Returns:
-        The dict; empty if the true groups are unknown, or if groups and rotations do not
-        correspond one to one.
+        Quarter turns -> true group; empty if the true groups are unknown, or if groups and
+        rotations do not correspond one to one.
     """
     if data.initial_truth is None:
         return {}

@@ -24,7 +24,7 @@ def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
     """Renumber groups of devices as 0, 1, 2, ... in the order in which they first appear.
 
     Args:
-        labels: the group of each device, any ints [n].
+        labels: the group of each device, any integers [n].
 
     Returns:
         The new group index of each device, int64 [n].
@@ -40,7 +40,7 @@ def members(labels: Labels) -> list[list[int]]:
     """Return the members of each group.
 
     Args:
-        labels: the group index of each device, int64 [n].
+        labels: the group index of each device, from 0, int64 [n].
 
     Returns:
         For each group the positions of its devices in ``labels``, ascending.
@@ -106,7 +106,7 @@ def _distinct_rows(rows: NDArray[np.float64], groups: int) -> list[int]:
         groups: the count of rows to find.
 
     Returns:
-        Positions of the rows.
+        Positions of the rows found, in the order in which they were found; 0 is first.
 
     Raises:
         SimulationError: a row is not finite, or there are fewer distinct rows than ``groups``.
@@ -190,7 +190,13 @@ def _assign_to_medoids(distance: Matrix, medoids: NDArray[np.int64]) -> Labels:
 
 
 def _best_medoid(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64) -> np.int64:
-    """Return the device of a cluster with the least sum of distances; if equal, ``medoid``."""
+    """Return the device of a cluster with the least sum of distances to the cluster's devices.
+
+    Args:
+        distance: distances of all pairs of devices, [n, n].
+        cluster: positions of the devices of the cluster.
+        medoid: position of its present medoid, which is preferred if another sum is only equal.
+    """
     sums = distance[np.ix_(cluster, cluster)].sum(axis=1)
     best = int(np.argmin(sums))
     medoid_sum = sums[cluster == medoid][0]
@@ -198,7 +204,17 @@ def _best_medoid(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64)
 
 
 def _build_medoids(distance: Matrix, groups: int) -> NDArray[np.int64]:
-    """Choose medoids one by one, each the device that most lowers the sum of distances."""
+    """Choose medoids one by one, each the device that most lowers a sum of distances.
+
+    The sum is that of the distances of all devices to their nearest medoid.
+
+    Args:
+        distance: distances of all pairs of devices, [n, n].
+        groups: count of medoids.
+
+    Returns:
+        Positions of the medoids, int64 [groups].
+    """
     medoids = list[int]()
     to_nearest = np.full(len(distance), np.inf)  # distance of each device to its nearest medoid
     for _ in range(groups):
@@ -213,8 +229,8 @@ def _build_medoids(distance: Matrix, groups: int) -> NDArray[np.int64]:
 def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> NDArray[np.int64]:
     """Draw devices as first centres of clusters, far from each other, by the rule of k-means++.
 
-    Source: Arthur and Vassilvitskii (2007). The first one is drawn uniformly, each further one with
-    probability proportional to the squared distance from the nearest centre drawn before.
+    The first centre is drawn uniformly, each further one with probability proportional to the
+    squared distance from the nearest centre drawn before. Source: Arthur and Vassilvitskii (2007).
 
     Args:
         distance: distances of devices, [n, n].
@@ -252,8 +268,8 @@ def agglomerative(
         method: linkage, the rule for the distance of two clusters: the ``single`` (least),
             ``complete`` (largest) or ``average`` distance of a member of one to a member of the
             other.
-        threshold: if given, merging stops when the distance of any two clusters is above it, and
-            ``groups`` is not used.
+        threshold: if given, merging stops as soon as the two nearest clusters are farther apart
+            than this distance, and ``groups`` is not used.
 
     Returns:
         The group index of each device, int64 [n]; groups are numbered in the order of their first
@@ -306,7 +322,7 @@ def threshold(
     Args:
         loss: l_t, the present training loss.
         first_loss: l_0, the loss at the beginning.
-        least_loss: l_*, the loss at which the result is 0.
+        least_loss: l_*, the loss at which training is complete, so that the result is 0.
         theta: the largest angle between two gradients of a cluster at the beginning (rad).
 
     Returns:
@@ -342,7 +358,7 @@ def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
         eps: the least similarity of a device and its neighbours.
 
     Returns:
-        Positions of the devices of each cluster, ascending.
+        For each cluster the positions of its devices, ascending.
     """
     is_near = similarity >= eps
     np.fill_diagonal(is_near, True)
@@ -389,7 +405,8 @@ class KMedoids(Clusterer):
 
     Attributes:
         start: rule for the first medoids: ``build`` (one by one, each lowers the sum of distances
-            most) or ``k-medoids++`` (drawn at random, far from each other).
+            of all devices to their nearest medoid most) or ``k-medoids++`` (drawn at random, far
+            from each other).
     """
 
     kind: Literal["k-medoids"] = "k-medoids"
@@ -418,7 +435,10 @@ class Hierarchical(Clusterer):
 
 
 class Dbscan(Clusterer):
-    """DBSCAN (Ester et al., 1996) as in LCFL's published code. Noise forms a separate cluster.
+    """DBSCAN (Ester et al., 1996) as in LCFL's published code.
+
+    DBSCAN joins devices with dense neighbourhoods that are near each other to clusters. All devices
+    that belong to none of these clusters, the noise, form a cluster together.
 
     A neighbourhood is dense if it has at least five devices, including the device itself. Its
     radius is the percentile 100 / (groups - 1) of all distances of devices, ``groups`` being the

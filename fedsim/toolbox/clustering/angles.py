@@ -51,8 +51,8 @@ def svd_flops(features: int, samples: int) -> float:
 def principal_angles(first: Vectors, second: Vectors) -> NDArray[np.float64]:
     """Compute the principal angles of two subspaces (degrees), ascending.
 
-    The cosines are the singular values of Q1^T Q2, where Q1 and Q2 are orthonormal bases
-    (Björck and Golub 1973).
+    Their cosines are the singular values of Q1^T Q2, where Q1 and Q2 are orthonormal bases of the
+    two subspaces (Björck and Golub 1973).
 
     Args:
         first: vectors that span the first subspace, [features, p].
@@ -79,7 +79,8 @@ def proximity(first: Vectors, second: Vectors, measure: AngleMeasure, *, of_vect
         measure: ``smallest``, the smallest angle; ``sum``, the sum of the angles between the
             vectors of the same position.
         of_vectors: whether the smallest angle is taken over all pairs of one vector of each client,
-            as in the published code, instead of the smallest principal angle of the subspaces.
+            as in the published code, instead of the smallest principal angle of the subspaces. Not
+            used by ``sum``.
     """
     if measure == "smallest" and not of_vectors:
         return float(principal_angles(first, second)[0])
@@ -100,7 +101,8 @@ def proximity_matrix(clients: list[Vectors], measure: AngleMeasure, *, of_vector
         measure: ``smallest``, the smallest angle of two clients; ``sum``, the sum of the angles
             between the vectors of the same position.
         of_vectors: whether the smallest angle is taken over all pairs of one vector of each client,
-            as in the published code, instead of the smallest principal angle of the subspaces.
+            as in the published code, instead of the smallest principal angle of the subspaces. Not
+            used by ``sum``.
 
     Returns:
         Symmetric matrix, float64 [n, n], 0 on its diagonal.

@@ -14,10 +14,10 @@ Rows: TypeAlias = NDArray[np.floating]
 class ModelComparison(NamedTuple):
     """Pairwise distances of devices, by their losses, models or updates, for a clustering.
 
-    Devices with non-finite numbers are left out.
+    Devices with numbers that are not finite are left out.
 
     Attributes:
-        positions: positions of the remaining devices in the compared sequence, ascending.
+        positions: positions of the remaining devices among all compared devices, ascending.
         distances: distances of all pairs of these devices, float64 [m, m] with m = len(positions).
     """
 
@@ -30,8 +30,9 @@ def by_losses(
 ) -> ModelComparison:
     """Compute distances of devices from the losses of their models on each other's data.
 
-    First devices are left out whose model has a non-finite loss on their own data. Then devices are
-    left out whose model has a non-finite loss on the data of any remaining device.
+    Devices are left out in two steps: first each device whose model has a non-finite loss on the
+    device's own data, then each device whose model has a non-finite loss on the data of any
+    remaining device.
 
     Args:
         losses: L_i(w_j), the loss of the model of device j on the data of device i, float64 [n, n]

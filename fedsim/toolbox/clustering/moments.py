@@ -16,8 +16,8 @@ class Once(Spec):
 
     Attributes:
         deadline: longest time (s) of the warm-up, and of the task in which devices then send losses
-            or gradients, if any. At its end the strategy goes on with the devices that have
-            answered. None: the server waits for all devices.
+            or gradients, if the strategy has such a task. At the end of this time the strategy goes
+            on with the devices that have answered. None: the server waits for all devices.
     """
 
     deadline: PositiveSeconds | None = None
@@ -28,7 +28,7 @@ class AfterRounds(Once):
 
     Attributes:
         rounds: number of FedAvg rounds before the grouping; they count as rounds of the run.
-        participation: share of all devices that each of these rounds asks, 0 to 1.
+        participation: share of all devices that are clients in each of these rounds, 0 to 1.
     """
 
     kind: Literal["rounds"] = "rounds"
@@ -58,23 +58,24 @@ ShiftTest = Literal["never", "aligned_l1", "sorted_counts", "oracle"]
 class WhenShifted(Spec):
     """Base of the moments (``strategy.moment``) at which devices with shifted data are regrouped.
 
-    A shift is a change of a device's data during the run, by default found from its label counts.
+    A shift is a change of a device's data during the run. A device looks for it by a test after
+    each change of its data; if the test finds a shift, the device chooses its group anew.
 
     Attributes:
         shift: test for a shift. ``aligned_l1``: the distance 1/C sum |c_k - r_k| is above 0.2 n / C
-            (FlexCFL, Eq. 9), with C classes, the device's label counts c, its label counts r when
-            it found its group, and the count n of its training samples at the beginning of the run.
-            ``sorted_counts``: the same test with sorted counts, as in the published code of
-            FlexCFL; it does not notice labels that change places. ``oracle``: any change of data is
-            a shift; ``never``: none is. By default ``aligned_l1`` in ``flexcfl`` and ``ifca-mig``,
-            ``never`` elsewhere.
+            (FlexCFL, Eq. 9). C is the count of classes, c_k the device's count of samples of class
+            k, r_k this count when the device found its group, and n the count of its training
+            samples at the beginning of the run. ``sorted_counts``: the same test with sorted
+            counts, as in the published code of FlexCFL; it does not notice labels that change
+            places. ``oracle``: any change of data is a shift. ``never``: no change is a shift. By
+            default ``aligned_l1`` in ``flexcfl`` and ``ifca-mig``, ``never`` elsewhere.
     """
 
     shift: ShiftTest | None = None
 
 
 class EachRound(WhenShifted):
-    """The clients of each round choose their groups anew before they train."""
+    """Each client chooses its group anew, in each round in which it is asked, before it trains."""
 
     kind: Literal["each-round"] = "each-round"
 
@@ -82,18 +83,20 @@ class EachRound(WhenShifted):
 class PreTraining(WhenShifted):
     """Devices are grouped before the first round, by pre-trainings of the initial model.
 
-    Some devices train the initial model for this purpose, and are grouped by the resulting updates.
+    Some devices train the initial model (a pre-training), and their updates are clustered into the
+    first groups. Any other device does its own pre-training later, and joins one of these groups.
 
     Attributes:
-        devices: alpha (FlexCFL): the pre-training asks this many devices for each of the strategy's
-            ``groups``, at most all devices.
+        devices: alpha (FlexCFL): count of the devices that pre-train before the first round, for
+            each of the strategy's ``groups``; together at most all devices.
         steps: SGD steps of a pre-training, in place of ``epochs``. If neither is given: 50 steps
             with ``follows = "published-code"``, ``local_epochs`` with ``"paper"``.
         epochs: passes of a device over its data in a pre-training.
-        newcomers: when a device without a group does a pre-training: on its arrival (``arrival``),
-            or at its first selection (``selection``). It then joins the group whose direction (mean
-            update of its first members) is most similar to the device's update. With ``random`` it
-            does none, and joins a random group at its first selection (the ablation RAC).
+        newcomers: when a device without a group pre-trains: on its arrival (``arrival``), or at its
+            first selection (``selection``). The device then joins the group whose direction (mean
+            update of the group's first members) is most similar to the device's update. With
+            ``random`` the device does not pre-train, and joins a random group at its first
+            selection (the ablation RAC).
     """
 
     kind: Literal["pre-training"] = "pre-training"

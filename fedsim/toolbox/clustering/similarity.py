@@ -18,7 +18,7 @@ _BLOCK_BYTES = 64_000_000
 def gram_matrix(rows: RowVectors) -> Matrix:
     """Compute the inner products of all pairs of rows.
 
-    The result is exactly symmetric, and takes O(n^2 d) time. Float32 rows are summed in float64, as
+    The result is exactly symmetric. The time is O(n^2 d). Products are summed in float64, because
     near-parallel updates differ in digits that float32 sums do not have.
 
     Args:
@@ -95,8 +95,8 @@ def most_alike(
 def edc_features(updates: RowVectors, groups: int) -> Matrix:
     """Compute a feature vector of each update, by which FlexCFL clusters the updates.
 
-    The squared Euclidean distance of two feature vectors is the paper's distance EDC (Eq. 7) except
-    for a constant factor.
+    The squared Euclidean distance of two feature vectors is, up to a constant factor, the paper's
+    distance EDC (Eq. 7).
 
     Feature k of update i is the cosine of the update and the k-th left singular vector of the
     matrix that has the updates as columns, for k < m = ``groups``. With the Gram matrix (inner

@@ -174,7 +174,11 @@ class Dirichlet(Partition):
     def _draw_owners(
         self, size: int, devices: int, generator: np.random.Generator
     ) -> NDArray[np.int64]:
-        """Draw devices' shares of a class, and return the device of each sample, int64 [size]."""
+        """Divide the ``size`` samples of a class among devices, in shares drawn from Dirichlet.
+
+        Returns:
+            The device of each sample, int64 [size].
+        """
         shares = generator.dirichlet(np.full(devices, self.alpha))
         edges = np.floor(np.cumsum(shares) * size + 0.5).astype(np.int64).clip(0, size)
         edges[-1] = size
@@ -264,10 +268,15 @@ def _read_entries(path: Path) -> list[dict[str, object]]:
 
 
 def _parse_entry(path: Path, name: str, entry: object) -> dict[str, object]:
-    """Return a device's entry as a dict with ``train`` and perhaps ``test``.
+    """Return a device's entry in a partition file as a dict with ``train`` and perhaps ``test``.
+
+    Args:
+        path: the file, for error messages.
+        name: name of the device, for error messages.
+        entry: the entry; a list is the value of ``train``.
 
     Raises:
-        DataError: the entry is neither a list nor such an object.
+        DataError: the entry is neither a list, nor an object with ``train`` and at most ``test``.
     """
     parts = {"train": entry} if isinstance(entry, list) else entry
     if not isinstance(parts, dict) or "train" not in parts:
@@ -327,9 +336,9 @@ class LabelGroups(Partition):
 
     Device d belongs to the true group d mod ``groups``, with which groups found by clustering are
     compared. With C classes, group g has the C/groups consecutive classes from g C/groups on. The
-    devices of a group get random training samples of its classes. All devices get equally many, and
-    the remaining samples are unused. The test samples of its classes are divided evenly among the
-    devices of a group.
+    devices of a group get random training samples of the group's classes. All devices get equally
+    many training samples, and the remaining ones are unused. The test samples of a group's classes
+    are divided evenly among the group's devices.
 
     Attributes:
         groups: number of groups, a divisor of the number of classes.
@@ -381,8 +390,8 @@ class Permutations(Partition):
 
     Attributes:
         groups: number of groups, each with another permutation.
-        agree: largest count of labels that two permutations may map alike; at most C - 2 of C
-            labels count, so that all permutations differ.
+        agree: largest count of labels that two groups may map to the same label. With C labels a
+            larger number than C - 2 has the effect of C - 2, so that all permutations differ.
     """
 
     instead: ClassVar[Former] = former_keys.PERMUTATIONS
@@ -408,9 +417,10 @@ class Permutations(Partition):
         return FederatedData(dataset.pool, shards, truth=truth)
 
     def _draw_maps(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
-        """Draw a permutation of labels 0..C-1 for each group, int64 [C]; first the identity.
+        """Draw a permutation of the labels 0..C-1 for each group, int64 [C] each.
 
-        Any two of the permutations map at most ``agree`` labels alike.
+        The first one is the identity. Any two of them map at most ``agree`` labels to the same
+        label.
 
         Raises:
             ScenarioError: not enough such permutations were found.
@@ -432,11 +442,12 @@ class Permutations(Partition):
 
 
 class Rotations(Partition):
-    """Each rotation has the complete data set, divided among its devices (Ghosh 2020, IFCA).
+    """Images rotated by an angle that depends on the device (Ghosh 2020, IFCA).
 
-    All images of device d are turned by rotation d mod k. This is its true group, with which groups
-    found by clustering are compared. The devices of a rotation share the data set evenly. Training
-    samples are shuffled anew for each rotation; test samples stay in the order of the data set.
+    With k rotations, all images of device d are turned by rotation d mod k. This is the device's
+    true group, with which groups found by clustering are compared. The devices of a rotation divide
+    the complete data set evenly among them. Training samples are shuffled anew for each rotation;
+    test samples stay in the order of the data set.
 
     Attributes:
         degrees: the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]``

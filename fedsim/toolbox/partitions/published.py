@@ -233,9 +233,9 @@ class ClassBias(Partition):
     Each device draws its training images from the first ``per_class`` training images of each
     class. It draws an image twice only if it needs more images of a class than there are. Devices
     may share images, so by default each device distorts them in its own way
-    (``data.augmentation``). Each published test sample is on one device; they are divided in
-    proportion to the devices' training labels. With one class per device, the devices of a class
-    form a true group, with which groups found by clustering are compared.
+    (``data.augmentation``). The published test samples are divided in proportion to the devices'
+    training labels, each to one device. With one class per device, the devices of a class form a
+    true group, with which groups found by clustering are compared.
 
     Attributes:
         classes_per_device: H, the number of classes that make up ``share`` of a device's data; with
@@ -309,19 +309,21 @@ class ClassBias(Partition):
 
 
 class ClassImbalance(Partition):
-    """Each device's majority class lies near the middle class (Wang et al., CCS).
+    """Each device has few classes, and most samples of a class near class 5 (Wang et al., CCS).
 
-    Middle classes thus dominate globally. The majority class, counted from 1 to C, is drawn from a
-    normal distribution with mean 5 and variance 10, rounded and limited to 1..C by drawing again.
-    The device draws B integers uniformly from 0..``largest``, not all 0. The largest integer is the
-    sample count of the majority class, and the others are the counts of other random classes. A
-    training image is on several devices only if the devices need more images of its class than
+    Classes near class 5 thus dominate globally. A device's majority class, counted from 1 to C, is
+    drawn from a normal distribution with mean 5 and variance 10, rounded, and drawn again if it is
+    not within 1..C. The device draws B integers uniformly from 0..``largest``, not all 0. The
+    largest integer is the sample count of the majority class, and the others are the counts of
+    other random classes.
+
+    A training image is on several devices only if the devices need more images of its class than
     there are (MNIST nearly suffices for B = 10). The published test set is divided evenly. With one
     class per device, the devices of a class form a true group, with which groups found by
     clustering are compared.
 
     Attributes:
-        classes_per_device: B, the number of classes that a device may hold (10, 5, 2, 1 in the
+        classes_per_device: B, the largest number of classes on a device (10, 5, 2, 1 in the
             paper).
         largest: largest count of samples of a class on a device.
     """
@@ -365,10 +367,10 @@ class ClassImbalance(Partition):
         return federated(dataset, gather(device_of_sample, samples, devices), test, truth)
 
     def _draw_counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
-        """Draw how many samples of each class a device has, int64 [C].
+        """Draw how many training samples of each class a device has, int64 [C].
 
         Args:
-            majority: probability of each class to be the device's largest, float64 [C].
+            majority: probability of each class to be the device's majority class, float64 [C].
             generator: source of the random numbers.
         """
         classes = len(majority)
