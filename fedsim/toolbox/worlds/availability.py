@@ -59,9 +59,9 @@ TimeText = Annotated[str, AfterValidator(_check_time_of_day), BeforeValidator(_a
 class Diurnal(AvailabilityModel):
     """The share of devices that are on is a sinusoid of the local time of day.
 
-    Every ``lasts`` each device draws a number from 0 to 1. It is on while the sinusoid is above its
-    number. With ``lasts`` of many days a device is on at the same hours every day; with a short
-    ``lasts`` it turns on and off at random.
+    Each device draws a number from 0 to 1, and a new one after each time ``lasts``. The device is
+    on while the sinusoid is above its number. With ``lasts`` of many days a device is on at the
+    same hours every day; with a short ``lasts`` it turns on and off at random.
 
     Attributes:
         most, least: the largest and the smallest share of devices that are on, at the best and the
@@ -276,9 +276,10 @@ class Traces(Availability):
 
 
 class Flash(AvailabilityModel):
-    """Phones as FLASH recorded them: on while idle, charging and on Wi-Fi.
+    """Devices are on when phones were available, as recorded by the study FLASH.
 
-    Each device repeats a random trace, at the time of day at which the trace was recorded.
+    A phone was available while it was idle, charging and on Wi-Fi. Each device repeats the
+    recording (trace) of a random phone, at the times of day at which it was recorded.
 
     Attributes:
         file: FLASH's ``state_traces.json`` or ``cached_timers.json``; FedScale's
@@ -399,10 +400,10 @@ class Intervals(AvailabilityModel):
     """Devices are on in the intervals of a CSV or Parquet file.
 
     The file has a row for each interval, in any order, and the columns ``device``, ``start`` and
-    ``end``. ``device`` (or ``phone``, ``client``, ``id``) has the numbers of devices, or names for
-    all devices, which are numbered in natural order. Other columns are refused, as they might mean
-    that a device is off in an interval. A device without a row is never on. All times of a file are
-    of the same form:
+    ``end``. The column ``device`` (or ``phone``, ``client``, ``id``) has the numbers of devices, or
+    names for all devices, which are numbered in natural order. Other columns are refused, as they
+    might mean that a device is off in an interval. A device without a row is never on. All times of
+    a file are of the same form:
 
     - simulated times, such as ``90 s``, or bare numbers with ``unit``;
     - times of day, such as ``22:00`` to ``06:30``, every day, in the device's time zone
@@ -414,8 +415,8 @@ class Intervals(AvailabilityModel):
         file: the file; a relative path starts from ``data.root``, else the working directory, else
             ``$FEDSIM_DATA``.
         unit: unit of times that are bare numbers.
-        drawn: whether each device has the intervals of a random device of the file, which may have
-            any name.
+        drawn: whether each device has the intervals of a random device of the file; devices of
+            the file may then have any names.
     """
 
     kind: Literal["intervals"] = "intervals"
@@ -504,7 +505,7 @@ class Intervals(AvailabilityModel):
             start: begin of the interval: simulated time (s), time of day or date.
             end: end of the interval, of the same type.
             owner: the device of the row.
-            calendar: the device's time zone, and the date of time 0.
+            calendar: time zones of the devices, and the date of simulated time 0.
 
         Returns:
             Begin and end (s), and ``row``, of a single interval; two for a time of day that spans

@@ -9,7 +9,7 @@ _EARTH_KM = 6371.0
 
 
 class City(NamedTuple):
-    """City with its coordinates. Routes between regions go from city to city along cables.
+    """City with its coordinates: the place of a cloud's region, or a hub of submarine cables.
 
     Attributes:
         name: name of the city.
@@ -58,9 +58,8 @@ class Cables:
         source_index = 0
         target_index = 1
         lengths: dict[int, float] = {}
-        queue = [
-            (0.0, source_index)
-        ]  # of Dijkstra's algorithm: length of a route, index of its end
+        # of Dijkstra's algorithm: length of a route, index of its end
+        queue = [(0.0, source_index)]
         while queue:
             length, index = heapq.heappop(queue)
             if index in lengths:

@@ -25,9 +25,11 @@ _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three tim
 
 
 class FedScaleCapacity(CapacityModel):
-    """Rows of FedScale's client capacity file, drawn at random.
+    """Each device has the speed and the link rates of a random phone of FedScale's file.
 
-    Rows are drawn without replacement, unless the file has fewer rows than devices.
+    The phones, rows of the file, are drawn without replacement, unless there are fewer phones than
+    devices. A training sample takes three times as long as the file's time of inference, as in
+    FedScale.
 
     Attributes:
         file: the published ``client_device_capacity``, a pickle from which only plain values are
@@ -70,7 +72,12 @@ def read_capacities(path: Path) -> Floats:
 
 
 def _read_published(path: Path) -> Floats:
-    """Read FedScale's pickle of phones' speeds and rates; returns as ``read_capacities``."""
+    """Read FedScale's pickle of phones' speeds and link rates, and print a note on it.
+
+    Returns:
+        For each phone the time of inference (ms per sample), and its one rate (kbit/s) twice, for
+        download and upload; float64 [phones, 3].
+    """
     where = f"population.capacity: {str(path)!r}"
     try:
         rows = fedscale_capacities(path)
@@ -99,8 +106,8 @@ class HospitalsCapacity(CapacityModel):
     Each device draws an institution for its computing times, and independently another for its
     transfer times, with replacement, as in the FeTS challenge. The time of an epoch is lognormal
     with the institution's mean and standard deviation, unless ``population.jitter`` is above 0 (the
-    challenge draws from a normal distribution, at least 1 s). Every transfer takes the mean of the
-    institution's download and upload times, whatever its size: a latency.
+    challenge draws from a normal distribution, at least 1 s). Transfer times are latencies: a
+    transfer of any size takes the mean of the institution's download and upload times.
     """
 
     kind: Literal["hospitals-fets"] = "hospitals-fets"

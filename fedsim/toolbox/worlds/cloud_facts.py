@@ -85,8 +85,9 @@ class RoundTripRule(NamedTuple):
 class Fit(NamedTuple):
     """Relative errors of a fitted rule on the measured pairs of regions, and its valid range.
 
-    A rule estimates the rate of a connection from its round trip time, or the round trip time from
-    the length of the route. The valid range is that of this variable over the measured pairs.
+    A rule is a function of one variable. It estimates the rate of a connection from its round trip
+    time (s), or the round trip time from the length of the route (km). The valid range goes from
+    the least to the greatest value of the variable over the measured pairs.
 
     Attributes:
         rows: count of measured pairs.
@@ -109,8 +110,8 @@ class Fit(NamedTuple):
         Args:
             predicted: the rule's value for each measured pair of regions, float64 [pairs].
             measured: the measured values, float64 [pairs].
-            reach: the variable of which the rule is a function (round trip time, or length of the
-                route), for each pair; float64 [pairs].
+            reach: value of the rule's variable (round trip time, or length of the route) for each
+                pair, float64 [pairs].
         """
         errors = np.abs(predicted / measured - 1.0)
         return cls(
@@ -125,7 +126,7 @@ class Fit(NamedTuple):
         """Return whether a value is in the valid range of the rule, widened by 10 %.
 
         Args:
-            value: round trip time or length of the route, the variable of the rule.
+            value: value of the rule's variable: round trip time (s), or length of the route (km).
         """
         return self.least * (1 - _NEARLY) <= value <= self.most * (1 + _NEARLY)
 
@@ -183,9 +184,10 @@ class CloudFacts:
         self.round_trip_rules = {within: self._fit_round_trip(within) for within in (False, True)}
 
     def _fit_window(self, cloud: str) -> Window:
-        """Fit the window W and the loss L of connections into a cloud.
+        """Fit the rule for the rate of connections into a cloud: the TCP window W and the loss L.
 
-        The model is rate x r = W - L r / 10 s for a round trip r. ``Window.slow_start`` is L / W.
+        The model is rate x r = W - L r / 10 s for a round trip r. L is lost to slow start, and
+        ``Window.slow_start`` is L / W.
         """
         connections = []
         for (_, target), connection in self.measured.items():
@@ -200,9 +202,10 @@ class CloudFacts:
         return Window(size, loss / size, fit)
 
     def _default_window(self, fitted: Window) -> Window:
-        """Return the rule for the rate of connections into Azure, with its measured errors.
+        """Return the rule for the rate of connections into Azure.
 
-        The window is Linux's default receive buffer, and not fitted.
+        The window is Linux's default receive buffer, and not fitted. The errors of the rule are
+        those on the measured connections into Azure.
 
         Args:
             fitted: the rule for a cloud whose machines have the same buffer; its loss by slow start
@@ -265,8 +268,9 @@ class CloudFacts:
     def connection(self, source: str, target: str) -> Connection:
         """Return the connection between two regions: measured, or estimated by fitted rules.
 
-        If only the opposite direction was measured, its round trip is used. Within a cloud its rate
-        is used too; between two clouds the rate is estimated from the receiver's cloud.
+        If only the opposite direction was measured, the measured round trip is used. Between two
+        regions of one cloud the measured rate is used too; between two clouds the rate is estimated
+        by the rule for the receiver's cloud.
 
         Args:
             source: the region of the sender.

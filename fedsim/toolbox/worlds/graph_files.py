@@ -114,7 +114,16 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
 
 
 def _check_ends(edge: str, tail: str, head: str, graph: "networkx.Graph[str]") -> None:
-    """Raise ``ScenarioError`` if an edge cannot be added to a graph between two nodes."""
+    """Raise ``ScenarioError`` if an edge from ``tail`` to ``head`` cannot be added to a graph.
+
+    This is so if a node is unknown, both nodes are the same, or the edge is in the graph already.
+
+    Args:
+        edge: text that names the edge, for error messages.
+        tail: name of the node at which the edge begins.
+        head: name of the node at which the edge ends.
+        graph: the graph.
+    """
     for node in (tail, head):
         if node not in graph:
             raise ScenarioError(f"{edge} has the unknown node {node!r}{nearest(node, graph)}")

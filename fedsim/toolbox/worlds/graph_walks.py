@@ -98,9 +98,9 @@ class Walks:
         return walk[::-1] if is_from else walk
 
     def edge_servers_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
-        """Return which edge server serves each node with devices.
+        """Return which edge server serves each node to which devices are attached.
 
-        This is the first edge server on the route from that node to the server.
+        It is the first edge server on the route from that node to the server.
 
         Args:
             nodes: the node of each edge server.
@@ -125,7 +125,8 @@ class Walks:
             place: node to which devices are attached.
 
         Raises:
-            SimulationError: there is none, or it is not on the route from the server to ``place``.
+            SimulationError: the route has no edge server, or its first edge server is not on the
+                route from the server to ``place``.
         """
         server = self._server
         on_route = [node for node in self.between(place, server)[:-1] if node in nodes]

@@ -45,8 +45,8 @@ class EdgeServers:
 
     Attributes:
         nodes: the node of each edge server.
-        receive: capacity of the link to each edge server (bytes/s), [edge servers].
-        send: capacity of the link from each edge server (bytes/s), [edge servers].
+        receive: rate of each edge server's own link for messages to it (bytes/s), [edge servers].
+        send: rate of each edge server's own link for its messages (bytes/s), [edge servers].
         latency: latency between an edge server and the server (s).
         of: index in ``nodes`` of each place's edge server, int64 [places].
     """
@@ -64,7 +64,7 @@ class Graph(Network):
     Args:
         simulation: the simulation.
         columns: rates (bytes/s) and latencies (s) of the devices' access links.
-        links: capacity of each shared link (bytes/s) by name.
+        links: name of a shared link -> its capacity (bytes/s).
         path: returns the names of the shared links on the route from one node to another.
         places: nodes to which devices are attached; device i is at ``places[i % len(places)]``.
         server: the node of the server.
@@ -271,8 +271,8 @@ class EdgeLinks(Spec):
             count: count of the edge servers.
 
         Returns:
-            The group of the receiving links (``edge 0 receive`` and so on), then of the sending
-            links.
+            Two groups of links: the links by which edge servers receive (``edge 0 receive`` and so
+            on), and the links by which they send (``edge 0 send`` and so on).
         """
         receive = [f"edge {edge} receive" for edge in range(count)]
         send = [f"edge {edge} send" for edge in range(count)]
@@ -284,11 +284,11 @@ class EdgeLinks(Spec):
     def build(
         self, nodes: Sequence[Hashable], rates: Mapping[str, float], of: Ints | None = None
     ) -> EdgeServers:
-        """Build the ``EdgeServers`` of a network from these keys.
+        """Build the edge servers of a network, with the latency of this spec.
 
         Args:
             nodes: the node of each edge server.
-            rates: rates of their links (bytes/s) by name, such as ``edge 0 send``.
+            rates: name of an edge server's link, such as ``edge 0 send`` -> its rate (bytes/s).
             of: index of the edge server of each node with devices, int64 [places]; None if the
                 caller sets it later.
         """
@@ -317,9 +317,9 @@ def build_graph_network(
     a route. An undirected edge carries its capacity in each direction at the same time.
 
     Routes have the fewest hops. Among equal routes, a route to or from the server takes the nodes
-    that come first by name, seen from the server. If a node lies on the route between the server
-    and a second node, the route between these two nodes is a part of that route. Otherwise the
-    route between two nodes is found as if the first of them by name were the server.
+    that come first by name, seen from the server. A route between two other nodes is a part of the
+    server's route to or from one of them, if that route leads through the other. If not, the route
+    is found as if the node that comes first by name were the server.
 
     Args:
         simulation: the simulation.
@@ -404,7 +404,9 @@ class GraphSpec(NetworkModel):
         file: the file; a relative path starts from ``data.root``, else the working directory, else
             ``$FEDSIM_DATA``.
         server: name of the server's node.
-        attach: names of the nodes to which devices are attached, in turn.
+        attach: names of the nodes to which devices are attached; device i is at the node at
+            position i modulo their count.
+        edge: edge servers at nodes of the graph; None for no edge servers.
         hosts: names of the nodes of additional endpoints that send and receive, such as a cache.
     """
 

@@ -22,7 +22,8 @@ _LINKS = "world/link-trace"
 class _FileTrace(TracedRate):
     """Base of the kinds ``trace``, which read rates, latencies or losses of links from files.
 
-    Its keys say how to read the files, and which link gets which trace.
+    A trace is a recording of such values over time. The keys say how to read the files, and which
+    link gets which trace.
 
     Attributes:
         file: the file, folder or archive; a relative path starts from ``data.root``, else the
@@ -34,14 +35,17 @@ class _FileTrace(TracedRate):
         device_column: the column of a table that names the device of each row; None: a usual name,
             such as ``device``, if the table has one.
         every: time between two rows, in place of the times of the file.
-        average: length of the time intervals over which values are averaged, which preserves their
-            integral; None: values as they are recorded, and 100 ms for packet files.
+        average: length of the time intervals in which values are replaced by their mean, which
+            preserves their integral; None: values as they are recorded, and 100 ms for packet
+            files.
         ends: ``loop``: a trace repeats after its end; ``hold``: its last value stays for ever.
         starts: position of a link in its trace at simulated time 0: ``random``, drawn for each
-            link; ``begin``, the begin of the trace. All traces of a device have the same draw.
+            link; ``begin``, the begin of the trace. The rates, latencies and losses of a device use
+            the same draw.
         deals: assignment of traces to links: ``drawn``, each link draws a trace; ``in-turn``, link
-            i has trace i modulo the count of traces, in order of names; ``own``, as in-turn, but
-            the counts of traces and links must be equal. All traces of a device have the same draw.
+            i has trace i modulo the count of traces, in order of names; ``own``, as ``in-turn``,
+            but the counts of traces and links must be equal. The rates, latencies and losses of a
+            device use the same draw.
     """
 
     kind: Literal["trace"] = "trace"
@@ -72,7 +76,13 @@ class _FileTrace(TracedRate):
         raise NotImplementedError
 
     def _read(self, key: str, root: Path | None) -> list[StepTrace]:
-        """Read the traces of the file for the scenario's ``key``, and print a note on them."""
+        """Read the traces of the file, and print a note on them.
+
+        Args:
+            key: the key of the scenario that has this kind, such as ``network.device.up``; its end
+                shows the direction of the links.
+            root: ``data.root``, or None.
+        """
         # an edge server receives what its devices send up
         upward = key.endswith(("up", "receive"))
         options = TraceOptions(
@@ -123,11 +133,11 @@ class _FileTrace(TracedRate):
 class LinkTrace(_FileTrace):
     """Rates over time from files of bandwidth or throughput traces.
 
-    A file has one trace, or one for each device; a folder or an archive (tar, zip) has one in each
-    file. The format of a file is recognised: lines of a time and a rate (Lumos5G), a CSV with a
+    A file has one trace, or one for each device; a folder or an archive (tar, zip) has several such
+    files. The format of a file is recognised: lines of a time and a rate (Lumos5G), a CSV with a
     header, Mahimahi's packet files, the FCC's ``curr_httpgetmt.csv``, or the CSVs of the Irish 4G
-    and 5G drives. The first time of a trace is its begin. Each rate lasts until the next; the last
-    one lasts as long as the one before. While a rate is 0, transfers over the link wait.
+    and 5G drives. The first time of a trace is its begin. Each rate lasts until the next time; the
+    last rate lasts as long as the rate before it. While a rate is 0, transfers over the link wait.
 
     Attributes:
         rate: unit of rates that are bare numbers, such as ``"Mbit/s"``. Packet files and the tables
@@ -151,8 +161,9 @@ class LinkTrace(_FileTrace):
 
 
 class LatencyTrace(_FileTrace):
-    """Latencies over time from files, for links with congestion windows.
+    """Latencies over time from files.
 
+    Allowed if senders have congestion windows (``protocol = { kind = "tcp", model = "window" }``).
     A file has lines of a time and a latency, or a table with a header.
 
     Attributes:
@@ -175,8 +186,9 @@ class LatencyTrace(_FileTrace):
 
 
 class LossTrace(_FileTrace):
-    """Shares of lost packets over time from files, for links with congestion windows.
+    """Shares of lost packets over time from files.
 
+    Allowed if senders have congestion windows (``protocol = { kind = "tcp", model = "window" }``).
     A file has lines of a time and a loss, or a table with a header.
 
     Attributes:

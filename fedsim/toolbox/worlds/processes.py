@@ -18,7 +18,7 @@ from fedsim.world.steps import computing_steps
 
 
 class Outage(Process):
-    """Base of the simulated events (processes) in which a link or server fails again and again.
+    """Base of the processes of the world by which a link or a server fails again and again.
 
     A subclass overrides ``fail``, which begins an outage.
 
@@ -39,7 +39,7 @@ class Outage(Process):
         """Begin an outage, such as by setting a link's rate to 0.
 
         Returns:
-            The changes made to the world, which the caller ends when the outage ends.
+            The changes made to the world, each of which the caller ends when the outage ends.
         """
         raise NotImplementedError
 
@@ -101,7 +101,9 @@ class LinkOutage(Outage):
 
 
 class EdgeOutage(Outage):
-    """Repeated outages of an edge server, at the times that ``Outage`` describes.
+    """Repeated outages of an edge server.
+
+    ``every`` and ``lasts`` (``Outage``) are the times between outages and their lengths.
 
     Attributes:
         edge: number of the edge server.
@@ -125,7 +127,7 @@ class EdgeOutage(Outage):
 
 
 class UploadSlots(Process):
-    """Limit of simultaneous uploads to the server; others wait, first come, first served.
+    """Limit of simultaneous uploads to the server; further uploads wait, first come, first served.
 
     Attributes:
         slots: count of uploads that may run at a time.

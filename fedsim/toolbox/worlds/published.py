@@ -69,7 +69,7 @@ class PlainUnpickler(pickle._Unpickler):
 
 
 def is_pickle(path: Path) -> bool:
-    """Return whether a file begins like a pickle of protocol 2 or later."""
+    """Return whether a file begins with the first byte of a pickle of protocol 2 or later."""
     with require_regular(path).open("rb") as file:
         return file.read(1) == _PICKLE
 
@@ -159,7 +159,7 @@ def _format_of(first_entry: object) -> str:
         first_entry: the entry of the file's first phone, whose fields determine the format.
 
     Raises:
-        ValueError: for each format the entry lacks a required field.
+        ValueError: the entry has none of the formats, as it lacks a required field of each.
     """
     names = list(first_entry) if isinstance(first_entry, dict) else []
     for form, fields in _REQUIRED_FIELDS.items():
@@ -312,7 +312,12 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
 
 
 def _update_conditions(conditions: dict[str, bool], state: str) -> None:
-    """Set the condition of readiness that a state of a FLASH log changes, if it changes one.
+    """Update the conditions of readiness after a line of a FLASH log.
+
+    Args:
+        conditions: ``charged``, ``locked`` and ``wifi`` -> whether this is so; changed in place.
+        state: the state that the line reports, such as ``screen_lock``; some states, such as a
+            level of the battery, change no condition.
 
     Raises:
         ValueError: the state is unknown.

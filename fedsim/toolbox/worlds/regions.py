@@ -26,7 +26,7 @@ _Megabits = Annotated[float, Field(gt=0.0, le=1e9)]
 class Regions(Network):
     """Network of devices and a server in regions of clouds.
 
-    Messages go over TCP connections with a round trip time and a rate for each pair of regions.
+    Messages go over TCP connections. Each pair of regions has a round trip time and a rate.
 
     Args:
         simulation: the simulation.
@@ -35,8 +35,9 @@ class Regions(Network):
         of: regions; device i is in region ``of[i % len(of)]``.
         server: the region of the server.
         connections: count of parallel TCP connections for each transfer.
-        table: (sender's region, receiver's region) -> connection. For a pair that the table lacks
-            only the devices' own links limit the rate.
+        table: (sender's region, receiver's region) -> connection. If the table lacks a direction,
+            the opposite one is used. If it lacks both, there is no latency, and only the devices'
+            own links limit the rate.
     """
 
     def __init__(
@@ -130,8 +131,8 @@ class RegionsSpec(NetworkModel):
             region at position i modulo their count.
         server_in: the region of the server; None: the first of ``of``.
         connections: count of parallel TCP connections among which each message is divided. Their
-            rates add up, which no measurement here confirms, as far as devices' own links
-            (``device``) allow.
+            rates add up, as far as the devices' own links (``device``) allow. No measurement here
+            confirms this sum.
     """
 
     kind: Literal["regions"] = "regions"

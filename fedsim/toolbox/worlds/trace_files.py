@@ -64,8 +64,8 @@ class TraceOptions:
         time_column, value_column, device_column: names of columns; None for the usual names.
         every: time between two rows, in place of the times of the file (s); None to use the times
             of the file.
-        average: length of the intervals over which rates are averaged (s); None for rates as they
-            are recorded.
+        average: length of the intervals over which values are averaged (s); None for values as
+            they are recorded, and for 0.1 s in packet files.
         members: pattern of the names of files within a folder or an archive.
     """
 
@@ -87,7 +87,8 @@ class Recording:
     """Trace of a link as recorded in a file: its rates, latencies or losses over time.
 
     Attributes:
-        name: name of the file, followed by the name of the device if the file has several.
+        name: name of the file. If the file has traces of several devices: name of the device, after
+            the name of the file unless ``TraceOptions.members`` is ``*``.
         times: time from which each value holds, until the next (s).
         rates: the recorded values: rates (bytes/s), latencies (s), or shares of lost packets.
         end: time at which the last value ends (s).
@@ -182,9 +183,9 @@ class _File:
         """Parse a number of 0 or more in a cell of the file.
 
         Args:
-            line: number of the line, for errors.
+            line: number of the line, for error messages.
             cell: the text.
-            what: name of the number, for errors.
+            what: name of the number, for error messages.
             most: largest allowed value.
 
         Raises:
@@ -228,7 +229,7 @@ class _File:
         Args:
             line: number of the line, for errors.
             cell: a number of 0 or more.
-            factor: the number's unit in bytes/s, s or shares.
+            factor: factor that converts the number to bytes/s, s or a share.
 
         Raises:
             DataError: the cell is no number, or out of range.
@@ -363,7 +364,15 @@ def _required_factor(file: _File) -> float:
 
 
 def _check_fixed_unit(file: _File, form: str) -> None:
-    """Raise ``DataError`` if the scenario reads latencies or losses, or gives a unit of rates."""
+    """Check that the scenario fits a format that has rates of a fixed unit.
+
+    Args:
+        file: the file.
+        form: name of the format, such as ``a packet file``, for error messages.
+
+    Raises:
+        DataError: the scenario reads latencies or losses from the file, or gives a unit of rates.
+    """
     if file.options.quantity != "rate":
         raise file.wrong(
             f"is {form}, of which rates alone are read; allowed are a table with a header, or lines "
@@ -445,7 +454,7 @@ def _rows(file: _File) -> Iterator[tuple[int, list[str]]]:
     """Yield number and cells of each line below the header.
 
     Raises:
-        DataError: there is no such line, or one has more or fewer cells than the header.
+        DataError: the file has only a header, or a line has more or fewer cells than the header.
     """
     width = len(file.lines[0][1])
     if len(file.lines) == 1:
@@ -550,8 +559,8 @@ def _read_fcc(file: _File) -> list[Recording]:
 def _read_irish(file: _File) -> list[Recording]:
     """Read the trace of a drive in the Irish 4G and 5G data sets, in a list of length 1.
 
-    The rates are the means of the samples of each second. Samples in which the phone was idle are
-    left out.
+    A rate is the mean of the samples with the same time (a second). Samples in which the phone was
+    idle, and samples without a rate, are left out.
     """
     _check_fixed_unit(file, "a table of the Irish drives")
     header = file.lines[0][1]

@@ -11,7 +11,7 @@ from fedsim.common.files import read_bytes, require_regular
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a folder and of the folders in it, sorted; a file is returned itself.
+    """Return the files of a folder and of the folders in it, sorted; for a file, the file alone.
 
     Raises:
         OSError: there is no such file or folder.
@@ -25,11 +25,12 @@ def files_of(path: Path) -> list[Path]:
 def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file of a folder or archive whose name matches a pattern.
 
-    An archive is a tar or zip file. Any other file is yielded itself.
+    An archive is a tar or zip file. For any other file the file itself is yielded, with any name.
 
     Args:
         path: the file, folder or archive.
-        pattern: pattern of names, such as ``*.csv``.
+        pattern: pattern of names, such as ``*.csv``, which fits a file's path within the folder or
+            archive, or its last part.
         key: the key of a scenario that names the path, for messages.
 
     Raises:
