@@ -41,8 +41,8 @@ def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
     """Convert a user's named arrays to a data set, and print a note on how they were interpreted.
 
     The names are ``x_train``, ``y_train``, ``x_test`` and ``y_test``; or ``x`` and ``y``, of which
-    every fifth sample of a class becomes a test sample. Any other array is a column: an integer for
-    each sample, such as the number of its user.
+    every fifth sample of a class becomes a test sample. ``x`` has samples, ``y`` labels or targets.
+    Any other array is a column: an integer for each sample, such as the number of its user.
 
     Args:
         path: path of the file, or name of the factory, for error messages.
@@ -137,6 +137,8 @@ def _note_arrays(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_t
 
 def surplus(columns: Iterable[str], declared: Iterable[str], used: str | None) -> list[str]:
     """Return the names of data columns that the scenario neither declares nor uses, sorted.
+
+    A column has an integer for each sample, such as the number of its user.
 
     Args:
         columns: names of all columns in the data.
@@ -321,6 +323,8 @@ def _is_tokens(x: AnyArray) -> bool:
 
 def _convert_samples(path: Path, name: str, x: AnyArray, layout: Layout) -> AnyArray:
     """Convert samples to tokens, int64 [n, T], or to uint8 or float32 with channels first.
+
+    Integers of another type than uint8 are tokens.
 
     Args:
         path: the file or the factory, for error messages.

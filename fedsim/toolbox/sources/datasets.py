@@ -1,7 +1,7 @@
 """Source that reads a ``Dataset`` of torch into arrays.
 
-The items are read twice, to detect items that draw random numbers or depend on the order of
-reading.
+The items are read several times, to detect items that draw random numbers or depend on the order
+of reading.
 """
 
 import pickle
@@ -43,23 +43,28 @@ Item = dict[str, AnyArray]
 
 
 class MapDataset(Source):
-    """A map-style ``torch.utils.data.Dataset``, read into memory.
+    """Samples of a map-style ``torch.utils.data.Dataset``, which is read into memory.
 
-    An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns
-    (integers such as the sample's user). All items are read again, in reverse order, from a second
-    instance. A Dataset is refused if an item differs, because it draws random numbers or depends on
-    the order of reading.
+    An item is a pair ``(sample, target)``, or a mapping with the keys ``x`` (the sample), ``y``
+    (the target) and perhaps others. Each other key names a column, which has an integer for each
+    sample, such as the number of its user.
+
+    All items are read again, in reverse order, from a second instance of the Dataset. If an item
+    then differs, the Dataset draws random numbers or depends on the order of reading, and is
+    refused.
 
     Attributes:
         factory: ``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a
             function annotated to return one.
         args: keyword arguments of the factory.
-        test: keyword arguments that replace ``args`` for the Dataset of test samples, such as ``{
-            train = false }``; None: every fifth sample of a class is a test sample.
-        columns: names of columns that the scenario need not use; any other column that is not
-            ``data.column`` is refused.
-        layout: ``channels-last`` for samples [h, w, c], ``channels-first`` for [c, h, w]; None:
-            [c, h, w], but a shape that is more likely [h, w, c] is refused.
+        test: keyword arguments of the factory for the Dataset of test samples, such as ``{ train =
+            false }``; they are added to ``args``, and replace those of the same name. None: there
+            is one Dataset, of which every fifth sample of a class is a test sample.
+        columns: names of columns that may stay unused. The scenario is refused if the Dataset has
+            any other column, except the one that ``data.column`` names.
+        layout: order of the dimensions of images: ``channels-last``, [h, w, c]; or
+            ``channels-first``, [c, h, w]. None: [c, h, w], but a shape that is more likely [h, w,
+            c] is refused.
         vocabulary: count of different tokens, if samples are integers; None: the largest token + 1.
     """
 
@@ -169,7 +174,7 @@ def _require_own_seed(
 
 
 class _MapStyle(Protocol):
-    """Dataset of torch with a length, whose items are read by index."""
+    """Map-style Dataset of torch: it has a length, and its items are read by index."""
 
     def __len__(self) -> int: ...
 
@@ -178,6 +183,10 @@ class _MapStyle(Protocol):
 
 def _make_dataset(make: Callable[[], object], where: str) -> _MapStyle:
     """Create a user's Dataset by calling ``make``.
+
+    Args:
+        make: creates the Dataset.
+        where: text that names the Dataset, for error messages.
 
     Raises:
         DataError: ``make`` raises an error, or returns a Dataset without ``__len__``.
@@ -234,7 +243,15 @@ def _arrays_by_key(item: object, owner: str) -> Item:
 
 
 def _to_array(value: object, label: str) -> AnyArray:
-    """Convert a value of an item, such as a tensor, to an array; ``label`` names it in errors."""
+    """Convert a value of an item, such as a tensor, to an array.
+
+    Args:
+        value: a tensor, an array, a number, a text, or nested lists of such values.
+        label: text that names the value, for error messages.
+
+    Raises:
+        DataError: the value cannot be converted to an array of numbers or texts.
+    """
     import torch
 
     try:
@@ -349,9 +366,9 @@ def _seed_generators(seed: int) -> None:
 
 @contextmanager
 def _generators_restored() -> Iterator[None]:
-    """Return a context that, at its end, restores the states that the global generators had before.
+    """Return a context at whose end the global random generators have the states of its begin.
 
-    The generators belong to Python's ``random``, numpy and torch.
+    The generators are those of Python's ``random``, numpy and torch.
     """
     import torch
 

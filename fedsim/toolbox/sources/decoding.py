@@ -20,7 +20,7 @@ def open_image(data: bytes) -> "Image":
 
     Raises:
         DataError: Pillow is missing.
-        Exception: an error of Pillow, which has many kinds: the image is damaged.
+        Exception: the image is damaged; Pillow raises errors of many types.
         ValueError: the image has too many pixels.
     """
     try:

@@ -66,7 +66,10 @@ def _parse_map_entry(content: memoryview) -> tuple[str, Feature]:
 
 
 def _parse_feature(content: memoryview) -> Feature:
-    """Parse the message ``Feature``: a list of texts, of floats or of integers."""
+    """Parse the protobuf message ``Feature``: a list of texts, of floats or of integers.
+
+    An empty message gives an empty list.
+    """
     for kind in _fields(content):
         if kind.number == _BYTES_LIST:
             return [bytes(text.content) for text in _fields(kind.content)]
@@ -79,7 +82,10 @@ def _parse_feature(content: memoryview) -> Feature:
 
 
 def _parse_integers(content: memoryview) -> NDArray[np.int64]:
-    """Parse the message ``Int64List``, whose integers are fields, or packed into one field."""
+    """Parse the protobuf message ``Int64List``, a list of integers.
+
+    Each integer is a field, or all integers are packed into one field.
+    """
     numbers = []
     for part in _fields(content):
         if part.wire == _VARINT:

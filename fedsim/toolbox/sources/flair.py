@@ -26,7 +26,10 @@ _MOST_BYTES = 64 * 10**9  # greatest size of all images in memory (bytes)
 
 
 class _Photo(NamedTuple):
-    """Photograph in FLAIR's file of labels: ID of its image, user, part and labels."""
+    """Photograph in FLAIR's file of labels: ID of its image, ID of its user, part and labels.
+
+    The part is the set to which the photograph belongs, such as ``train`` or ``test``.
+    """
 
     image: str
     user: str
@@ -38,9 +41,9 @@ class Flair(Source):
     """FLAIR: photographs of Flickr's users, each with some of 17 labels.
 
     Source: Song, Granqvist and Talwar, "FLAIR" (2022). The folder has ``labels_and_metadata.json``
-    and ``small_images/IMAGE_ID.jpg``, as published. Targets are 0 and 1, float32 [n, 17], for the
-    objective ``multi-label``. ``data.column = "user"`` with the partition ``by-user`` gives each
-    device a user. Users of the published test part are last; set ``population.tested_only`` to
+    and ``small_images/IMAGE_ID.jpg``, as published. Targets are 0 and 1, float32 [n, labels], for
+    the objective ``multi-label``. ``data.column = "user"`` with the partition ``by-user`` gives
+    each device a user. Users of the published test part are last; set ``population.tested_only`` to
     their count, so that they do not train. Users of the validation part are not read. Images need
     Pillow.
 
@@ -50,8 +53,8 @@ class Flair(Source):
         labels: ``coarse``: the 17 labels; ``fine``: 1,628 finer labels.
         side: height and width to which images are scaled (pixels); None: images stay as they are,
             256 x 256.
-        users: number of users that are read from the training part, and from the test part, first
-            by name; None: all.
+        users: number of users that are read from the training part, and from the test part: the
+            users whose first images come first in the order of image IDs; None: all.
     """
 
     kind: Literal["flair"] = "flair"
@@ -96,7 +99,9 @@ class Flair(Source):
         )
 
     def _select(self, photos: list[_Photo], part: str) -> list[_Photo]:
-        """Select the photographs of the users that are read, sorted by image.
+        """Select the photographs of the users that are read, sorted by image ID.
+
+        The users are the first ``self.users`` in the order of their first images.
 
         Args:
             photos: all photographs of the data set.
@@ -164,7 +169,17 @@ def _read_photos(path: Path, labels: Literal["coarse", "fine"]) -> list[_Photo]:
 def _parse_photo(
     path: Path, number: int, entry: object, labels: Literal["coarse", "fine"]
 ) -> _Photo:
-    """Check the entry of a photograph in the file of labels, and return it as a ``_Photo``."""
+    """Check the entry of a photograph in FLAIR's file of labels, and convert it.
+
+    Args:
+        path: the file, for error messages.
+        number: index of the entry, for error messages.
+        entry: the entry, a JSON object.
+        labels: which of the two lists of labels in the entry is read.
+
+    Raises:
+        DataError: the entry is not as published.
+    """
     owner = f"'{path}': entry {number} (from 0)"
     if not isinstance(entry, dict) or not set(_KEYS) <= entry.keys():
         raise DataError(f"{owner} needs {', '.join(_KEYS)}")

@@ -144,7 +144,7 @@ class PublishedImages(Source):
 
 
 class _MnistFiles(PublishedImages):
-    """Base of data sets in four files with the names and shapes of MNIST's."""
+    """Base of data sets in four files with the names and shapes of MNIST's files."""
 
     kind: str
     known = (1, 28, 28), 10
@@ -250,14 +250,14 @@ class Emnist(PublishedImages):
         return Raw("emnist", *train, *test, self.shape_and_classes(root)[1])
 
     def _upright(self, x: Samples, y: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
-        """Undo the files' transposition of images, and select the scenario's characters.
+        """Undo the files' transposition of images, and select the characters of ``letters``.
 
         Args:
             x: images as in the files, [n, 1, 28, 28].
             y: their labels, int64 [n].
 
         Returns:
-            Images, uint8 [m, 1, 28, 28], and labels, int64 [m]; labels of ten letters count from 0.
+            Images, uint8 [m, 1, 28, 28], and labels, int64 [m]; the labels of a to j become 0 to 9.
         """
         if self.letters == "a-j":
             is_letter = (y >= _LABEL_A) & (y <= _LABEL_J)

@@ -16,9 +16,10 @@ from fedsim.learning.data.sources import Source, every_fifth
 class Text(Source):
     """Characters of a text as tokens; a sample is a window of one speaker's lines.
 
-    Labels are the speakers. Windows overlap in one character, the last target of one window and the
-    first input of the next. Every fifth window of each speaker is a test sample. The embedded text
-    has 14 speakers of *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
+    The label of a sample is its speaker. Successive windows of a speaker overlap in one character,
+    the last target of one window and the first input of the next. Every fifth window of each
+    speaker is a test sample. The embedded text has 14 speakers of *The Winter's Tale* and *Measure
+    for Measure*: 48,966 characters.
 
     Attributes:
         path: a text file of your own in UTF-8. Each speech of a play has a line ``NAME:``, then the

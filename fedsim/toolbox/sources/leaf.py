@@ -38,8 +38,8 @@ class Leaf(Source):
     ``users``, ``num_samples`` and ``user_data`` with ``x`` and ``y`` of each user. ``data.column =
     "user"`` with the partition ``by-user`` gives each device a user. Users who have only test
     samples (LEAF's split by user) are last. Samples are lists of numbers (FEMNIST, synthetic), or
-    texts of equal length whose label is a character (Shakespeare). Characters become tokens, and
-    labels classes, 0..79 in the order of LEAF's characters.
+    texts of equal length whose label is the next character (Shakespeare). The characters of texts
+    become tokens, and their labels become classes, both numbered 0..79 in LEAF's order.
 
     Attributes:
         path: the folder with ``train`` and ``test``; or a JSON file, in which every fifth sample of
@@ -115,7 +115,7 @@ def _read_folder(folder: Path) -> UserSamples:
     """Read the users of all JSON files of a folder, in the order of the files' names.
 
     Returns:
-        For each user name, samples [n, d] and labels.
+        For each user a tuple: name, samples [n, d] and labels.
 
     Raises:
         DataError: the folder has no JSON files, or one is not as LEAF writes it.
@@ -136,7 +136,7 @@ def _read_users(path: Path) -> UserSamples:
     """Read the users of a JSON file of LEAF.
 
     Returns:
-        For each user name, samples [n, d] and labels.
+        For each user a tuple: name, samples [n, d] and labels.
 
     Raises:
         DataError: the file cannot be read, or is not as LEAF writes it.
@@ -260,8 +260,8 @@ def _split_every_fifth(users: UserSamples) -> tuple[UserSamples, UserSamples]:
         users: name, samples and labels of each user.
 
     Returns:
-        Users with their training samples, and users with their test samples; users without such
-        samples are left out.
+        Users with their training samples, and users with their test samples. Either list leaves out
+        the users who have no samples of its part.
     """
     train: UserSamples = []
     test: UserSamples = []

@@ -44,8 +44,8 @@ class Npz(Source):
     Attributes:
         path: the file; a relative path starts from ``data.root``, else the working directory, else
             ``$FEDSIM_DATA``.
-        columns: names of columns that the scenario need not use; any other column that is not
-            ``data.column`` is refused.
+        columns: names of columns that may stay unused. The scenario is refused if the file has any
+            other column, except the one that ``data.column`` names.
         layout: ``channels-last`` for samples [n, h, w, c], ``channels-first`` for [n, c, h, w];
             None: [n, c, h, w], but a shape that is more likely [n, h, w, c] is refused.
         vocabulary: count of different tokens, which are 0..vocabulary-1; None: the largest token +
@@ -89,7 +89,10 @@ class Npz(Source):
 
 
 class HuggingFace(Source):
-    """A folder that ``save_to_disk`` has written, with or without splits ``train`` and ``test``.
+    """A data set of Hugging Face's ``datasets``, in a folder that ``save_to_disk`` has written.
+
+    If the data set has splits, ``train`` and ``test`` are read. If it has none, every fifth sample
+    of each class is a test sample.
 
     Attributes:
         path: the folder; a relative path starts from ``data.root``, else the working directory,
@@ -97,7 +100,8 @@ class HuggingFace(Source):
         x: the column of the samples: images (decoded by Pillow), or lists of numbers of equal
             length; integers are tokens.
         y: the column of the labels, integers from 0; or of targets, floats or lists of numbers.
-        columns: additional columns to read, integers for ``data.column``; all others are ignored.
+        columns: names of additional columns of integers to read, one of which ``data.column`` may
+            name; all other columns are ignored.
         layout: ``channels-last`` or ``channels-first``, for samples that are nested lists of three
             dimensions; None: channels first. Decoded images need no layout.
         vocabulary: count of different tokens; None: the largest token + 1.

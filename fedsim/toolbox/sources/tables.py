@@ -68,7 +68,7 @@ class TableSource(Source):
 
     @abstractmethod
     def read(self, path: Path) -> "pd.DataFrame":
-        """Read a file as a pandas table, whose columns are named.
+        """Read a file as a pandas table with named columns; ``load`` calls it for each file.
 
         Args:
             path: the file.
@@ -111,7 +111,15 @@ class TableSource(Source):
         )
 
     def _read_checked(self, path: Path, key: str) -> "pd.DataFrame":
-        """Read a table, and raise ``DataError`` if it is empty or has a column twice."""
+        """Read a file as a table, and check it.
+
+        Args:
+            path: the file.
+            key: the scenario's key that names the file, for error messages.
+
+        Raises:
+            DataError: the file cannot be read, is empty, or has a column twice.
+        """
         with reading(path, key, self._form):
             table = self.read(require_regular(path))
         names = [str(name) for name in table.columns]
@@ -256,7 +264,7 @@ def _feature_array(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArr
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value of a column of mixed types is a number, or text of a number."""
+    """Return whether a value is a number, or a text that can be parsed as a number."""
     try:
         float(str(value))
     except ValueError:
@@ -296,7 +304,7 @@ def numbered(
     """Replace the words or integers of a column by numbers from 0, the same in all tables.
 
     Numbers follow the sorted order of the words or integers. If the column has at most 8 different
-    words, a remark to the user lists them with their numbers.
+    words, a note to the user lists them with their numbers.
 
     Args:
         tables: path and content of each file.

@@ -56,12 +56,15 @@ class _Examples(NamedTuple):
 class Tff(Source):
     """A data set of TensorFlow Federated, in its SQLite file.
 
-    FEMNIST (``emnist_all.sqlite``): images of 28x28 and 62 classes. Shakespeare
-    (``shakespeare.sqlite``): characters as tokens, 90 with four special ones. Stack Overflow
-    (``stackoverflow.sqlite``): the most frequent words as tokens. ``data.column = "user"`` with the
-    partition ``by-user`` gives each device a user. The tokens of each user are divided into windows
-    of ``length`` + 1, which overlap in one token. Tokens after the last full window are left out;
-    only a user who has no full window gets one that is padded.
+    There are three data sets:
+
+    - FEMNIST (``emnist_all.sqlite``): images of 28x28 pixels in 62 classes.
+    - Shakespeare (``shakespeare.sqlite``): 86 characters as tokens, and four special tokens.
+    - Stack Overflow (``stackoverflow.sqlite``): the most frequent words, and four special tokens.
+
+    ``data.column = "user"`` with the partition ``by-user`` gives each device a user. The tokens of
+    each user are divided into windows of ``length`` + 1, which overlap in one token. Tokens after
+    the last full window are left out; only a user who has no full window gets one that is padded.
 
     Attributes:
         path: the SQLite file, unpacked; a relative path starts from ``data.root``, else the working
@@ -72,7 +75,7 @@ class Tff(Source):
         words: number of words of Stack Overflow that have a token, the most frequent ones in the
             training samples that are read; all other words share the token for unknown words.
         only_digits: whether only the digits of FEMNIST are read, which are ten classes.
-        users: number of users that are read, first by name; None: all.
+        users: number of users that are read, the first ones in the order of names; None: all.
         samples: largest count of examples of each user that are read for training, and for tests;
             None: all.
     """
@@ -114,11 +117,11 @@ class Tff(Source):
         return self._read_tokens(path, form, train, test)
 
     def _users(self, connection: sqlite3.Connection, names: Sequence[str]) -> dict[str, int]:
-        """Number the users that are read, in the order of their names: user -> number.
+        """Return the users that are read, in the order of their names: name -> number from 0.
 
         Args:
             connection: the database.
-            names: names of the parts for training and tests, whose users are numbered.
+            names: names under which the file has the training and the test samples.
         """
         query = "SELECT DISTINCT client_id FROM client_metadata WHERE split_name IN (?, ?) "
         query += "ORDER BY client_id LIMIT ?"
@@ -129,7 +132,17 @@ class Tff(Source):
     def _read(
         self, path: Path, connection: sqlite3.Connection, split: str, users: dict[str, int]
     ) -> _Examples:
-        """Read the examples of the part ``split`` of all ``users`` (name -> number)."""
+        """Read the training or the test examples of all users.
+
+        Args:
+            path: the file, for error messages.
+            connection: the database.
+            split: name under which the file has the training or the test samples.
+            users: name of a user -> the user's number.
+
+        Raises:
+            DataError: an example is damaged.
+        """
         part = _Examples([], [])
         for name, number in users.items():
             for message in self._messages(connection, split, name):
@@ -160,7 +173,16 @@ class Tff(Source):
         return Raw(path.stem, x_train, y_train, x_test, y_test, classes, columns=columns)
 
     def _read_tokens(self, path: Path, form: str, train: _Examples, test: _Examples) -> Raw:
-        """Convert texts to windows of tokens, whose labels are their users."""
+        """Convert texts to samples, which are windows of tokens.
+
+        The label of a window is the number of its user.
+
+        Args:
+            path: the file.
+            form: type of the tokens: ``characters`` or ``words``.
+            train: the examples for training.
+            test: the examples for tests.
+        """
         tokens: Sequence[str] = CHARACTERS
         if form == "words":
             tokens = _frequent_words(path, train.examples, self.words)
