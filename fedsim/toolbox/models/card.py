@@ -79,7 +79,10 @@ class ModelCard(PartedModel):
         return super().with_last_layers(count, shape, classes)
 
     def _adapter_tensors(self) -> list[Tensor]:
-        """Return the two matrices, A and B, of each adapted dense layer of all layers."""
+        """Return the two matrices, A and B, of each adapter (``model.lora``) of a dense layer.
+
+        Empty if the model has no adapters.
+        """
         if self.lora is None:
             return []
         rank = self.lora.rank
@@ -128,14 +131,18 @@ class ModelCard(PartedModel):
         return self.layers - first_trained
 
     def _backward_flops(self) -> float:
-        """Return FLOPs per sample of the backward pass, for activations and weights."""
+        """Return the FLOPs per sample of the backward pass, by which gradients are computed.
+
+        These are the gradients of activations and of trained weights.
+        """
         forward, trained = self._forward_and_weight_flops()
         return forward * self._activation_gradient_ratio() + trained
 
     def _activation_gradient_ratio(self) -> float:
-        """Return the FLOPs of the gradients of activations, as a multiple of the forward pass's.
+        """Return the FLOPs of the gradients of activations, divided by those of a forward pass.
 
-        With ``recompute`` the repeated forward pass of the traversed layers is included.
+        With ``recompute`` the FLOPs include a second forward pass of the layers that the backward
+        pass traverses.
         """
         passes = 2.0 if self.recompute else 1.0
         return passes * (self._count_backward_layers() / self.layers)
@@ -147,13 +154,13 @@ class ModelCard(PartedModel):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        """Return the cost of a training step, in which each pass reads all weights once.
+        """Return the cost of a training step: FLOPs, bytes moved, and memory.
 
-        Until its backward pass a layer stores 34 bytes for each token and unit of its width, which
-        is the count of outputs of the first dense layer (Korthikanti et al. 2022, in 16 bits,
-        without the scores of attention). With ``recompute`` it stores 2 bytes, and only the layer
-        that is being computed again needs 34 bytes. Layers before the first trained one store
-        nothing.
+        The forward and the backward pass read all weights once each. Until its backward pass a
+        layer stores 34 bytes for each token and unit of its width, which is the count of outputs of
+        the first dense layer (Korthikanti et al. 2022, in 16 bits, without the scores of
+        attention). With ``recompute`` a layer stores 2 bytes, and only the layer that is being
+        computed again needs 34 bytes. Layers before the first trained one store nothing.
         """
         forward, _ = self._forward_and_weight_flops()
         frozen = self.base_bytes(*_NO_DATA)

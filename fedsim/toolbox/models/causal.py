@@ -19,11 +19,8 @@ from fedsim.learning.modules import Adaptable
 # keys of a configuration for the longest sequence
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions")
 _DROPOUT_SUFFIXES = ("dropout", "pdrop")  # suffixes of a configuration's keys for dropout rates
-_SPECIAL_TOKENS = (
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-)  # set to None: data have none of them
+# keys of a configuration that are set to None, as data have no special tokens
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class CausalModule(Adaptable):
@@ -83,7 +80,17 @@ class CausalModule(Adaptable):
 def _configure(
     family: str, config: Mapping[str, object], vocabulary: int, length: int
 ) -> PreTrainedConfig:
-    """Return the configuration of a model type, with the user's values, or else without dropout."""
+    """Return the configuration of a model type of ``transformers``, by default without dropout.
+
+    Args:
+        family: the model type, such as ``gpt2``.
+        config: the user's values of the configuration, by key.
+        vocabulary: count of different tokens.
+        length: length of the longest sequence.
+
+    Raises:
+        ScenarioError: the type or a key is unknown, or ``transformers`` rejects the values.
+    """
     if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         allowed = "a type of causal language model in transformers, such as gpt2 or llama"
         hint = nearest(family, list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))

@@ -19,8 +19,8 @@ INSTALL = "pip install 'transformers>=5' 'peft>=0.18'"
 class LanguageModel(TokenModel):
     """A causal language model of the package ``transformers``, for the objective ``next-token``.
 
-    Its weights are drawn at random from its configuration; nothing is downloaded. ``model.lora``
-    adds adapters of the package ``peft``, also to GPT-2's layers, which are no
+    The model is built from its configuration with random weights; nothing is downloaded.
+    ``model.lora`` adds adapters of the package ``peft``, also to GPT-2's layers, which are no
     ``torch.nn.Linear``. Needs both packages: ``pip install 'transformers>=5' 'peft>=0.18'``.
 
     Attributes:

@@ -36,9 +36,8 @@ from fedsim.learning.spec import Trainer, TrainingSpec
 _SMALL = 2
 _LARGE = 4
 _LANES = 16  # float32 values in a register of 512 bits; channels are padded to a multiple of it
-_LEAST_PADDED = (
-    4  # least count of channels that is padded; fewer, as in images, have kernels of their own
-)
+# least count of channels that is padded; fewer, as in images, have kernels of their own
+_LEAST_PADDED = 4
 _PASSES = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 1.1),
     **dict.fromkeys(("convolution", "convolution_backward"), 3.7),
@@ -111,6 +110,10 @@ def profile(
         training: the trainer; None for SGD.
         objective: the objective; None for classification by cross-entropy.
 
+    Returns:
+        FLOPs and bytes moved by each operation of the forward pass, of the backward pass and of the
+        optimiser's update, each as a fixed part and a part per sample; and the memory.
+
     Raises:
         ScenarioError: the module cannot be trained on such samples.
     """
@@ -156,8 +159,8 @@ class Counted(NamedTuple):
             as ``flops``.
         traffic: size of operands and results (bytes).
         name: torch's name of the operation.
-        kind: class of operations with equal speed on ARM cores, a key of ``_ARM_SHARES`` or
-            ``_ARM_PASSES``; ``matrix`` for matrix products.
+        kind: name of the class of operations with equal speed on ARM cores, such as ``norm``; a
+            key of ``_ARM_SHARES`` or ``_ARM_PASSES``, or ``matrix`` for matrix products.
         call_bytes: fixed cost of the call on a CPU, as the bytes that could be moved in its time.
     """
 
@@ -195,9 +198,9 @@ def _split_by_sample(small: list[Counted], large: list[Counted]) -> Operations:
         large: the operations on a batch of four samples.
 
     Returns:
-        An array with a row for each operation, in which the fixed part of each of
-        ``Counted.columns`` is followed by the part per sample. If the operations of both batches
-        differ in number, it has one row, their sum.
+        float64 [operations, 2 columns]: for each number of ``Counted.columns`` its fixed part, then
+        its part per sample. If the two batches have different counts of operations, there is one
+        row, for their sum.
     """
     small_costs = np.reshape([operation.columns() for operation in small], (-1, COLUMNS))
     large_costs = np.reshape([operation.columns() for operation in large], (-1, COLUMNS))
@@ -210,9 +213,12 @@ def _split_by_sample(small: list[Counted], large: list[Counted]) -> Operations:
 
 
 class _StepCounts(NamedTuple):
-    """Operations of a training step on a batch (forward, backward, optimiser's update), and memory.
+    """Operations and memory of a training step on one batch.
 
     Attributes:
+        forward: operations of the forward pass, the loss included.
+        backward: operations of the backward pass.
+        update: operations of the optimiser's step.
         saved: size of the tensors that are saved for the backward pass (bytes).
         memory: size of weights, buffers, gradients and the optimiser's state (bytes).
     """
@@ -236,7 +242,7 @@ def _count_step(
         batch: samples.
         trainer: provides the optimiser.
         device: torch's device, ``meta`` or ``cpu``.
-        objective: provides targets, and the loss if the module has none.
+        objective: provides targets, and the loss if the module has no method ``loss``.
     """
     copied_module = copy_module(module).to(device).train()
     x = batch.to(device)
@@ -343,7 +349,12 @@ class Counting(TorchDispatchMode):
         return result
 
     def _count_forward(self, args: Sequence[Any], result: Tensor) -> Counted:
-        """Count a convolution."""
+        """Count the forward pass of a convolution.
+
+        Args:
+            args: arguments of torch's operation ``convolution``.
+            result: its result.
+        """
         x, weight, _, stride, _, _, transposed, _, groups, *_ = args
         counts = _count_convolution(x, weight, result, stride, transposed, groups)
         kind = _kind_of_convolution(weight, groups)
@@ -352,8 +363,11 @@ class Counting(TorchDispatchMode):
     def _count_backward(self, args: Sequence[Any]) -> Counted:
         """Count the backward pass of a convolution.
 
-        The gradient of its input, if it is needed, and the gradient of its weights count as a
-        convolution each.
+        The gradient of its input and the gradient of its weights count as a convolution each, if
+        they are computed.
+
+        Args:
+            args: arguments of torch's operation ``convolution_backward``.
         """
         y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
         counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
@@ -365,7 +379,16 @@ class Counting(TorchDispatchMode):
     def _count_other(
         self, func: Operation, args: Sequence[object], kwargs: Mapping[str, object], result: object
     ) -> Counted:
-        """Count an operation that is no convolution; a view moves no bytes."""
+        """Count an operation that is neither a convolution nor an LSTM layer.
+
+        A view moves no bytes.
+
+        Args:
+            func: the operation.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            result: its result.
+        """
         name = func._overloadpacket.__name__
         kind = _kind_by_name(name)
         flops = 0.0
@@ -415,7 +438,7 @@ def _count_convolution(
         transposed: whether the convolution is transposed.
         groups: count of groups of channels.
         backward: whether a gradient is computed from the gradient of y. Zeros are then inserted
-            into it according to the stride, so that more bytes are moved.
+            into the gradient of y according to the stride, so that more bytes are moved.
 
     Returns:
         FLOPs, FLOPs if channels are padded to whole registers, and bytes.

@@ -55,7 +55,7 @@ class FashionCNN(Layered):
 class LcflCNN(Layered):
     """LCFL's CNN for MNIST and FEMNIST, with 417,482 parameters.
 
-    5x5x16, pool, 5x5x32, pool, dense 256.
+    Layers: convolution 5x5x16, pool, convolution 5x5x32, pool, dense 256, dense outputs.
     """
 
     kind: Literal["lcfl-cnn"] = "lcfl-cnn"
@@ -65,7 +65,7 @@ class LcflCNN(Layered):
 class LcflCifarCNN(Layered):
     """LCFL's CNN for CIFAR-10, with 610,142 parameters.
 
-    5x5x32 and 5x5x84 without padding, each pooled, dense 256.
+    Layers: convolutions 5x5x32 and 5x5x84 without padding, each pooled, dense 256, dense outputs.
     """
 
     kind: Literal["lcfl-cifar-cnn"] = "lcfl-cifar-cnn"
@@ -75,7 +75,8 @@ class LcflCifarCNN(Layered):
 class CflCNN(Layered):
     """CFL's CNN of five layers, with 188,810 parameters on CIFAR-10.
 
-    3x3x32, 3x3x64 twice, each pooled, dense 128. The paper does not give these widths.
+    A convolution 3x3x32 and two 3x3x64, each pooled, then dense 128. The paper does not give these
+    widths.
     """
 
     kind: Literal["cfl-cnn"] = "cfl-cnn"
@@ -90,7 +91,8 @@ class CflCNN(Layered):
 class CataCNN(Layered):
     """CATA-Fed's CNN: three pairs of convolutions, and four dense layers.
 
-    Pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout 0.2, dense 1024, 512, 256.
+    The 3x3 convolutions of the three pairs have 32, 64 and 128 channels; pooling and dropout 0.2
+    follow each pair. The dense layers have 1024, 512 and 256 units, and the outputs. The model has
     3,043,882 parameters on CIFAR-10, 2,125,802 on MNIST. The padding, and pooling after each pair,
     are our reading of the paper.
     """
@@ -108,7 +110,7 @@ class CataCNN(Layered):
 class LeafCNN(Layered):
     """LEAF's CNN for FEMNIST (Caldas et al. 2018), with 6,603,710 parameters on 62 classes.
 
-    5x5x32, pool, 5x5x64, pool, dense 2048.
+    Layers: convolution 5x5x32, pool, convolution 5x5x64, pool, dense 2048, dense outputs.
     """
 
     kind: Literal["leaf-cnn"] = "leaf-cnn"
@@ -118,8 +120,8 @@ class LeafCNN(Layered):
 class EmnistCNN(Layered):
     """The CNN of Reddi et al. 2021 for EMNIST, with 1,206,590 parameters on 62 classes.
 
-    3x3x32 and 3x3x64 without padding, pool, dropout 0.25, dense 128, dropout 0.5. FLUTE and FedML
-    compare with this model, too.
+    Layers: convolutions 3x3x32 and 3x3x64 without padding, pool, dropout 0.25, dense 128, dropout
+    0.5, dense outputs. FLUTE and FedML compare with this model, too.
     """
 
     kind: Literal["emnist-cnn"] = "emnist-cnn"

@@ -8,7 +8,9 @@ _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with group norm, added to the block's input (He et al. 2016).
+    """Two 3x3 convolutions with group norm, whose output is added to the block's input.
+
+    Source: He et al. 2016.
 
     Args:
         inputs: count of input channels.

@@ -10,7 +10,8 @@ class LSTMModule(nn.Module):
     """Embedding, LSTM, and a dense layer at each token, or only at the last token.
 
     Args:
-        shape: length T, vocabulary, and whether there is one answer per sample or per token.
+        shape: length T, vocabulary, and whether there is one answer for each sample (the dense
+            layer is at the last token) or for each token.
         outputs: count of outputs of the dense layer.
         embedding: width of the embedding.
         hidden: units of each LSTM layer.
@@ -38,7 +39,8 @@ class TransformerModule(nn.Module):
     """Transformer: embeddings of tokens and positions, pre-norm blocks, and a dense layer.
 
     Args:
-        shape: length T, vocabulary, and whether there is one answer per sample or per token.
+        shape: length T, vocabulary, and whether there is one answer for each sample (from the mean
+            over all tokens) or for each token. If the answers are next tokens, attention is causal.
         outputs: count of outputs of the dense layer.
         width: width of the embedding and the blocks, with four heads of attention.
         layers: count of blocks.

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class TokenModel(TorchModel):
-    """Base of the models of token sequences, which are built for a sequence length and vocabulary."""
+    """Base of the models of token sequences, which are built for a sequence length and vocabulary.
+
+    A subclass implements ``made``, which builds the torch module.
+    """
 
     is_tried: ClassVar[bool] = False
 

@@ -8,10 +8,8 @@ from types import ModuleType
 
 from fedsim.common.errors import ScenarioError
 
-_OLDEST_VERSION = (
-    2,
-    52,
-)  # oldest version of Ray that is supported: the first that authenticates by tokens
+# oldest version of Ray that is supported: the first that authenticates by tokens
+_OLDEST_VERSION = (2, 52)
 _CONNECT_S = 5.0  # timeout of the connection to a cluster's port (s)
 
 ALL_INTERFACES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -29,15 +27,15 @@ TOKEN = "RAY_AUTH_TOKEN"
 def make_token() -> str:
     """Return the secret token that clients must show to the Ray servers started by this process.
 
-    It is drawn at the first call, as Ray reads it once per process.
+    The token is drawn at the first call and then stays the same, as Ray reads it once per process.
     """
     return secrets.token_hex(32)
 
 
 def require_client_token() -> None:
-    """Configure Ray servers that this process will start to ask their clients for a token.
+    """Make Ray servers require a token of their clients, if this process starts them later.
 
-    The token and Ray's mode are set as environment variables.
+    The token and Ray's mode of authentication are set as environment variables, which Ray reads.
     """
     os.environ[TOKEN] = make_token()
     try:
@@ -51,10 +49,12 @@ def require_client_token() -> None:
 
 
 def load_ray(address: str | None) -> ModuleType:
-    """Import Ray and return it; set it to listen on this machine only if ``address`` is None.
+    """Import Ray, and return its module.
 
     Args:
-        address: address of the cluster that is to be joined; None if Ray is started here.
+        address: address of the cluster that is to be joined. None if Ray is started here; Ray's
+            servers are then set to listen on this machine alone, unless the user has set the
+            environment variable for it.
 
     Raises:
         ScenarioError: Ray is missing or too old.
@@ -83,14 +83,15 @@ def _oldest_version() -> str:
 
 
 def require_server(address: str) -> None:
-    """Raise ``ScenarioError`` if no Ray cluster listens at an address.
+    """Raise ``ScenarioError`` if no server listens at the address of a Ray cluster.
 
     Ray itself would try to connect again and again.
 
     Args:
         address: HOST:PORT of a Ray cluster, or ``auto``. For ``auto`` Ray uses the address in the
-            environment variable ``RAY_ADDRESS``, if it is set. The value ``local`` of this variable
-            is refused, because Ray would start servers that listen beyond the loopback interface.
+            environment variable ``RAY_ADDRESS``; if it is not set, nothing is checked. The value
+            ``local`` of this variable is refused, because Ray would start servers that listen
+            beyond the loopback interface.
     """
     name = "--address"
     if address == "auto":

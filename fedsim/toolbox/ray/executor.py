@@ -69,8 +69,8 @@ class HomeLostError(SimulationError):
 class Ray(Executor):
     """Executor that carries out each call as a Ray task, and repeats the calls of lost workers.
 
-    The machine on which this executor runs stores the objects that all nodes need. A run does not
-    survive its loss.
+    The machine on which this executor runs stores the objects that all nodes need. If this machine
+    is lost, the run fails.
 
     Args:
         address: ``HOST:PORT`` of a cluster to which this machine belongs, or ``auto`` for a
@@ -137,7 +137,7 @@ class Ray(Executor):
         self._resources.refuse_unplaceable(nodes)
 
     def _nodes(self) -> list[dict[str, float]]:
-        """Return the resources of each live node of the cluster: name (``CPU``) -> amount."""
+        """Return the resources of each live node of the cluster, as name (``CPU``) -> amount."""
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def count_places(self) -> int:
@@ -222,15 +222,22 @@ class Ray(Executor):
             args: its arguments.
 
         Returns:
-            A future of the function's value or exception; of ``WorkerLostError`` if the worker or
-            its node is lost.
+            A future of the function's value or exception. If the worker or its node is lost, the
+            future has the exception ``WorkerLostError``.
         """
         return self._submit(self._single_task, function, args, repeats=0)
 
     def _submit(
         self, task: Any, function: Work, args: tuple[object, ...], *, repeats: int
     ) -> PendingValue:
-        """Start a call as a Ray task, at most ``repeats`` times more if Ray could not place it."""
+        """Start a call as a Ray task, and return a future of its value.
+
+        Args:
+            task: Ray's remote function of ``_carry_out``, with the options of the task.
+            function: the function.
+            args: its arguments.
+            repeats: how often the task may be started again if Ray could not place it.
+        """
         parcel = self._packer.pack((function, args))
         shared = parcel.shared
         parcel.shared = []  # sent as arguments of the task, which Ray fetches
@@ -360,7 +367,7 @@ def _carry_out(
     """Carry out a call that was sent as a parcel (a pickle), in a worker process.
 
     Args:
-        executor: index of the executor in its process.
+        executor: number of the executor among those of its process.
         home: ID of the node on which the executor runs.
         versions: package -> version on the executor's node.
         locations: name of a Python module of the user -> path of its file.
@@ -430,9 +437,9 @@ def node_beside(home: str) -> str:
 
 
 def _installation_hint(error: Exception) -> str:
-    """Return advice to install the user's code on each node if ``error`` is a failed import.
+    """Return advice for the user if code is missing on a node, to append to an error message.
 
-    "" for any other error.
+    The advice is to install the code on each node. It is "" unless ``error`` is a failed import.
     """
     is_missing_code = isinstance(error, ImportError) or "cannot be imported" in str(error)
     if not is_missing_code:

@@ -34,8 +34,9 @@ class Stored(Protocol):
 class Parcel:
     """Pickle of an object, with references to the parts that are in a Ray cluster's object store.
 
-    Placed parts, such as a data set, are unpickled once per worker process. Shared parts are large
-    read-only arrays. ``Packer`` creates parcels, and ``Opener`` unpacks them.
+    There are two kinds of such parts. Placed parts, such as a data set, are unpickled once per
+    worker process. Shared parts are large read-only arrays. ``Packer`` creates parcels, and
+    ``Opener`` unpacks them.
 
     Attributes:
         content: the pickle, in which ("placed" or "shared", index) replaces an omitted object.
@@ -133,14 +134,15 @@ class Packer:
 
 
 def _reduce(usual: Callable[[object], object], thing: object) -> object:
-    """Return how an object is pickled: frozen parameters of torch as arrays, all others as usual.
+    """Return how an object is pickled, as a pickler's ``reducer_override`` does.
 
-    torch would copy the memory of a parameter into the pickle, while the memory of an array stays
+    A frozen parameter of torch is pickled as an array, any other object as usual. For a parameter
+    torch would copy its memory into the pickle, while the memory of an array stays
     outside. In a worker such a parameter is then a view of the store's memory. This memory is
     read-only, which is safe for modules that workers only copy.
 
     Args:
-        usual: the pickler's usual reduction (``__reduce_ex__``) for all other objects.
+        usual: cloudpickle's ``reducer_override``, for all other objects.
         thing: the object.
     """
     if "torch" in sys.modules:
@@ -154,7 +156,7 @@ def _reduce(usual: Callable[[object], object], thing: object) -> object:
 def _is_plain_frozen(parameter: "Parameter") -> bool:
     """Return whether a parameter of torch can be pickled as an array (see ``_reduce``).
 
-    It must be frozen, and a large contiguous tensor on the CPU without additional state.
+    The parameter must be frozen, and a large contiguous tensor on the CPU without additional state.
     """
     import torch
 
@@ -190,9 +192,9 @@ def _index_in(reference: Stored, references: list[Stored]) -> int:
 
 
 class Opener:
-    """Unpacker of parcels in a worker process: it fetches the objects that a pickle refers to.
+    """Unpacker of parcels in a worker process, which fetches the objects that a parcel refers to.
 
-    Objects of ``Packer.place`` stay in memory for later parcels.
+    A placed object (``Packer.place``), such as a data set, stays in memory for later parcels.
 
     Args:
         fetch: returns the stored objects of a list of references, in order.

@@ -49,7 +49,8 @@ class LearningRateSchedule(Spec):
     Attributes:
         name: class of the schedule, such as ``CosineAnnealingLR``.
         args: arguments of the class. ``T_max`` and ``total_steps`` are by default the length of the
-            local training, in steps of the schedule.
+            local training, in steps of the schedule; with ``every = "round"`` they have no such
+            default.
         every: event after which the schedule advances: each ``step`` of the optimiser, each
             ``epoch``, or each ``round``. With ``step`` or ``epoch`` the schedule begins anew in
             each local training.
@@ -69,7 +70,7 @@ class LearningRateSchedule(Spec):
         Args:
             optimiser: the optimiser whose learning rate changes.
             length: how often the schedule advances in the training: the count of optimiser steps or
-                epochs.
+                epochs. Not used if ``every`` is ``round``.
             number: index of the round, from 0.
         """
         from torch.optim import lr_scheduler
@@ -93,7 +94,7 @@ class LearningRateSchedule(Spec):
 
 
 class ParameterGroup(Spec):
-    """Arguments of the optimiser for some parameters of the model, such as no decay for biases.
+    """Arguments of the optimiser for some parameters, such as no weight decay for biases.
 
     Attributes:
         match: patterns of the parameters' names in the model, such as ``*.bias``.
@@ -108,15 +109,16 @@ class TorchTrainer(Trainer):
     """Local training of a device by an optimiser of ``torch.optim``.
 
     A step computes the loss and its gradient, clips the gradient, and calls the optimiser. The loss
-    includes the terms that the strategy adds, such as FedProx's proximal term. A gradient is the
-    mean over the samples of ``accumulate`` batches, or fewer at the end of an epoch.
+    includes the terms that the strategy adds, such as FedProx's proximal term. The gradient of a
+    step is the mean over the samples of ``accumulate`` batches, or of fewer batches at the end of
+    an epoch.
 
     Attributes:
         optimizer: a class of ``torch.optim``, such as ``AdamW``.
         args: arguments of the optimiser; the learning rate is ``training.lr``.
         groups: sets of parameters with other arguments; a parameter belongs to the first group
             that matches its name.
-        schedule: schedule of the learning rate; None: ``lr_decay`` alone.
+        schedule: schedule of the learning rate; None: only ``lr_decay`` changes the rate.
         clip_norm: L2 norm to which the gradient of all parameters together is scaled down if it is
             longer; None: no limit.
         clip_value: greatest magnitude of each entry of the gradient, which is cut off there; None:
@@ -227,10 +229,7 @@ class TorchTrainer(Trainer):
         return optimiser
 
     def _group_of(self, name: str) -> int:
-        """Return the index of the first entry of ``groups`` that matches a parameter's name.
-
-        -1 if no entry matches.
-        """
+        """Return the index of the first entry of ``groups`` that matches a name; -1 if none."""
         for position, group in enumerate(self.groups):
             if any(fnmatchcase(name, pattern) for pattern in group.match):
                 return position
@@ -358,7 +357,8 @@ def _load_state(
     Args:
         optimiser: the optimiser.
         parameters: its parameters by name.
-        state: the state. Scalars have the shape [1] in it, and get the shape [] in the optimiser.
+        state: ``PARAMETER/KEY`` -> tensor. Scalars have the shape [1] in it, and get the shape []
+            in the optimiser.
     """
     for name, value in state.items():
         owner, _, key = name.rpartition("/")
@@ -390,8 +390,8 @@ def _step_shares(
         accumulate: number of batches in a full step.
 
     Returns:
-        For each batch its share of the step's samples, and whether it is the last batch of the
-        step.
+        For each batch its weight, which is its share of the samples of its step, and whether it is
+        the last batch of the step.
     """
     steps: list[list[int]] = [[]]
     for count, ends_epoch in zip(counts, ends, strict=True):
@@ -419,9 +419,17 @@ def _classes(module: ModuleType, base: type) -> dict[str, type]:
 def _refuse_unknown(
     key: str, name: str, key_of_args: str, args: Mapping[str, object], classes: Mapping[str, type]
 ) -> None:
-    """Raise ``ValueError`` if ``name`` is none of ``classes``, or its class lacks an argument.
+    """Check the name of a class of torch, and the names of arguments for it.
 
-    ``key`` and ``key_of_args`` are the scenario's keys of ``name`` and ``args``, for the message.
+    Args:
+        key: the scenario's key of ``name``, for error messages.
+        name: name of the class.
+        key_of_args: the scenario's key of ``args``, for error messages.
+        args: name of an argument -> its value, which is not checked.
+        classes: all allowed classes, by name.
+
+    Raises:
+        ValueError: there is no such class, or its constructor lacks an argument.
     """
     if name not in classes:
         raise ValueError(
