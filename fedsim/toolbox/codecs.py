@@ -71,7 +71,7 @@ class Lossy(Codec):
 
     @property
     def lengthens(self) -> bool:
-        # error feedback adds the errors of earlier contents; unbiased random rounding adds variance
+        # error feedback adds the errors of earlier contents, and unbiased random rounding variance
         return self.error_feedback or self.is_random
 
     @property
@@ -339,7 +339,15 @@ class Bucketed(Lossy):
         return {"bucket": self.bucket}
 
     def _read_scales(self, payload: Packed, parameters: int) -> tuple[Floats32, Packed]:
-        """Return the scales of a payload, float32 [buckets, 1], and the rest of the payload."""
+        """Read the scales of the buckets from the bytes of an encoded array.
+
+        Args:
+            payload: the bytes, as ``pack`` returns them.
+            parameters: length of the array.
+
+        Returns:
+            The scales, float32 [buckets, 1], and the bytes after them.
+        """
         size = 4 * _count_buckets(parameters, self.bucket)
         scales = np.frombuffer(payload[:size], "<f4").astype(np.float32)
         return scales[:, None], payload[size:]

@@ -82,9 +82,9 @@ class Adaptive(ServerOptimizer):
     beta1) delta, v by each kind's rule, and w <- w + lr m / (sqrt(v) + tau).
 
     Source: Reddi et al., "Adaptive federated optimization" (ICLR 2021), Algorithm 2. There m begins
-    at 0 and v at tau^2, without bias correction. With ``bias_correction`` both begin at 0. In step
-    t, m and a v with decay factor beta2 are divided by 1 - beta^t before use, as in Adam (Kingma
-    and Ba, 2015).
+    at 0 and v at tau^2, without bias correction. With ``bias_correction`` both begin at 0. Before
+    their use in step t, m is then divided by 1 - beta1^t, and v by 1 - beta2^t if its rule has a
+    decay factor beta2, as in Adam (Kingma and Ba, 2015).
 
     Attributes:
         lr: the server's learning rate, eta.

@@ -88,7 +88,15 @@ class SwapPart(Shift):
 
 
 def _labels(data: FederatedData, shard: Shard) -> Ints:
-    """Return the labels that both a shard's training and its test samples have, ascending."""
+    """Return the labels that occur in both the training and the test samples of a device.
+
+    Args:
+        data: the data of all devices.
+        shard: the training and test samples of the device.
+
+    Returns:
+        The labels, ascending.
+    """
     return np.intersect1d(data.train_labels(shard), data.test_labels(shard))
 
 

@@ -195,7 +195,8 @@ def _best_medoid(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64)
     Args:
         distance: distances of all pairs of devices, [n, n].
         cluster: positions of the devices of the cluster.
-        medoid: position of its present medoid, which is preferred if another sum is only equal.
+        medoid: position of the cluster's present medoid, which is preferred to any device with an
+            equal sum.
     """
     sums = distance[np.ix_(cluster, cluster)].sum(axis=1)
     best = int(np.argmin(sums))

@@ -114,7 +114,7 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
     eigenvalues, eigenvectors = np.linalg.eigh(gram)  # L ascending, and Q
     largest_values = eigenvalues[::-1][:groups]
     vectors = eigenvectors[:, ::-1][:, :groups]
-    # a smaller eigenvalue counts as 0
+    # an eigenvalue that is not above this bound is a rounding error, and counts as 0
     rounding = len(gram) * np.finfo(np.float64).eps * largest_values[0]
     rows = vectors * np.sqrt(np.where(largest_values > rounding, largest_values, 0.0))
     norms = np.sqrt(gram.diagonal())[:, None]

@@ -390,8 +390,9 @@ class Permutations(Partition):
 
     Attributes:
         groups: number of groups, each with another permutation.
-        agree: largest count of labels that two groups may map to the same label. With C labels a
-            larger number than C - 2 has the effect of C - 2, so that all permutations differ.
+        agree: largest count of labels on which the permutations of two groups may agree. With C
+            labels a larger number than C - 2 has the effect of C - 2, so that all permutations
+            differ.
     """
 
     instead: ClassVar[Former] = former_keys.PERMUTATIONS
@@ -419,8 +420,7 @@ class Permutations(Partition):
     def _draw_maps(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
         """Draw a permutation of the labels 0..C-1 for each group, int64 [C] each.
 
-        The first one is the identity. Any two of them map at most ``agree`` labels to the same
-        label.
+        The first one is the identity. Any two of them agree on at most ``agree`` labels.
 
         Raises:
             ScenarioError: not enough such permutations were found.

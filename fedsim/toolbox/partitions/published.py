@@ -203,8 +203,9 @@ def _deal(
 
     Args:
         parts: for each class the indices of its samples in the data set's pool.
-        labels: classes of each device, int64 [devices, slots].
-        amounts: count of samples to assign, int64 [passes, devices, slots].
+        labels: the classes of each device, one in each slot, int64 [devices, slots].
+        amounts: count of samples of each of these classes to assign to the device in each pass,
+            int64 [passes, devices, slots].
         at_end: treatment of a class with too few samples left: ``skip`` assigns none, ``rest``
             assigns the remaining ones, ``again`` starts from the class's first sample.
 
@@ -295,7 +296,7 @@ class ClassBias(Partition):
         minor = order[self.classes_per_device :]
         major_size = round(self.share * size) if len(minor) else size
         counts = np.zeros(len(parts), dtype=np.int64)
-        # as equal as possible
+        # the major classes get counts that are as equal as possible
         counts[major] = [len(chunk) for chunk in np.array_split(np.arange(major_size), len(major))]
         if len(minor):
             chances = np.full(len(minor), 1.0 / len(minor))

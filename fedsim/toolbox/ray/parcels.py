@@ -136,10 +136,10 @@ class Packer:
 def _reduce(usual: Callable[[object], object], thing: object) -> object:
     """Return how an object is pickled, as a pickler's ``reducer_override`` does.
 
-    A frozen parameter of torch is pickled as an array, any other object as usual. For a parameter
-    torch would copy its memory into the pickle, while the memory of an array stays
-    outside. In a worker such a parameter is then a view of the store's memory. This memory is
-    read-only, which is safe for modules that workers only copy.
+    A frozen parameter of torch is pickled as an array, any other object as usual. torch would copy
+    the memory of a parameter into the pickle, while the memory of an array stays outside. In a
+    worker such a parameter is then a view of the store's memory. This memory is read-only, which is
+    safe for modules that workers only copy.
 
     Args:
         usual: cloudpickle's ``reducer_override``, for all other objects.

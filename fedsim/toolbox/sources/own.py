@@ -98,7 +98,7 @@ class HuggingFace(Source):
         path: the folder; a relative path starts from ``data.root``, else the working directory,
             else ``$FEDSIM_DATA``.
         x: the column of the samples: images (decoded by Pillow), or lists of numbers of equal
-            length; integers are tokens.
+            length. Lists of integers are sequences of tokens.
         y: the column of the labels, integers from 0; or of targets, floats or lists of numbers.
         columns: names of additional columns of integers to read, one of which ``data.column`` may
             name; all other columns are ignored.

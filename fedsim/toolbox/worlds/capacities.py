@@ -43,6 +43,14 @@ class FedScaleCapacity(CapacityModel):
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
         """Draw a phone of the file for each device.
 
+        Args:
+            streams: random streams of the run.
+            devices: count of devices.
+            root: ``data.root``, or None.
+
+        Returns:
+            The devices' speeds (training samples per second) and link rates (bytes/s).
+
         Raises:
             DataError: the file is missing, lacks a column, or has a value that is not positive.
         """

@@ -172,11 +172,11 @@ class _File:
         self.options = options
 
     def wrong(self, why: str) -> DataError:
-        """Return an error whose message is the file's name, followed by ``why``."""
+        """Return an error whose message names the file, and ends in ``why``."""
         return DataError(f"{self.options.key}: {self.name!r} {why}")
 
     def wrong_line(self, line: int, why: str) -> DataError:
-        """Return an error whose message is the file's name and the line's number, then ``why``."""
+        """Return an error whose message names the file and the line, and ends in ``why``."""
         return DataError(f"{self.options.key}: line {line} of {self.name!r}: {why}")
 
     def number(self, line: int, cell: str, what: str, most: float) -> float:
@@ -212,7 +212,7 @@ class _File:
                 (UTC).
 
         Raises:
-            DataError: the cell is neither, or out of range.
+            DataError: the cell is neither a number nor a date, or the number is out of range.
         """
         for form in _DATE_FORMATS:
             try:
@@ -251,7 +251,7 @@ class _File:
             rates: value of each row (bytes/s, s, or share of lost packets).
 
         Raises:
-            DataError: a time is before the time above it, or all rates are 0.
+            DataError: a time is before the time of the row above it, or all rates are 0.
         """
         every = self.options.every
         if every is not None:
