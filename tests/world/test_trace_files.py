@@ -152,7 +152,7 @@ def test_averages_carry_the_same_bytes(pieces: list[tuple[int, float]], step: fl
     ends = [*result.times[1:], result.end]
     carried = sum(
         rate * (end - begin)
-        for begin, end, rate in zip(result.times, ends, result.rates, strict=True)
+        for begin, end, rate in zip(result.times, ends, result.values, strict=True)
     )
     total = sum(rate * length / 10 for length, rate in pieces)
     assert carried == pytest.approx(total, rel=1e-9, abs=1e-6)

@@ -107,7 +107,7 @@ class _FileTrace(TracedRate):
         return StepTrace(
             recording.name,
             recording.times,
-            recording.rates,
+            recording.values,
             recording.end,
             loops=self.ends == "loop",
         )

@@ -90,13 +90,13 @@ class Recording:
         name: name of the file. If the file has traces of several devices: name of the device, after
             the name of the file unless ``TraceOptions.members`` is ``*``.
         times: time from which each value holds, until the next (s).
-        rates: the recorded values: rates (bytes/s), latencies (s), or shares of lost packets.
+        values: the recorded rates (bytes/s), latencies (s), or shares of lost packets.
         end: time at which the last value ends (s).
     """
 
     name: str
     times: Sequence[float]
-    rates: Sequence[float]
+    values: Sequence[float]
     end: float
 
 
@@ -238,7 +238,7 @@ class _File:
         return self.number(line, cell, f"the {quantity}", _LARGEST[quantity] / factor) * factor
 
     def recording(
-        self, name: str, lines: Sequence[int], times: list[float], rates: list[float]
+        self, name: str, lines: Sequence[int], times: list[float], values: list[float]
     ) -> Recording:
         """Build the trace of a device from its rows, averaged if the options say so.
 
@@ -248,7 +248,7 @@ class _File:
             name: name of the trace.
             lines: number of each row's line in the file, for errors.
             times: time of each row (s); not used if the options give the time between rows.
-            rates: value of each row (bytes/s, s, or share of lost packets).
+            values: value of each row (bytes/s, s, or share of lost packets).
 
         Raises:
             DataError: a time is before the time of the row above it, or all rates are 0.
@@ -256,24 +256,23 @@ class _File:
         every = self.options.every
         if every is not None:
             times = [row * every for row in range(len(times))]
-        # time -> rate; of rows with equal times the last one counts
-        rate_of: dict[float, float] = {}
+        value_at: dict[float, float] = {}  # time -> value of the last row with this time
         last_time = -math.inf
-        for line, time, rate in zip(lines, times, rates, strict=True):
+        for line, time, value in zip(lines, times, values, strict=True):
             if time < last_time:
                 raise self.wrong_line(
                     line,
                     f"the time {time:.15g} s comes after {last_time:.15g} s; times must ascend",
                 )
-            rate_of[time] = rate
+            value_at[time] = value
             last_time = time
-        if self.options.quantity == "rate" and not any(rate_of.values()):
+        if self.options.quantity == "rate" and not any(value_at.values()):
             raise self.wrong(f"has the trace {name!r}, which is 0 throughout; nothing would arrive")
-        begins = [*rate_of]
+        begins = [*value_at]
         last_s = every or _SINGLE_ROW_S  # time for which the last value holds
         if len(begins) > 1:
             last_s = begins[-1] - begins[-2]
-        whole = Recording(name, begins, [*rate_of.values()], begins[-1] + last_s)
+        whole = Recording(name, begins, [*value_at.values()], begins[-1] + last_s)
         if self.options.average is None:
             return whole
         return averaged(whole, self.options.average)
@@ -294,7 +293,7 @@ def averaged(recording: Recording, step: float) -> Recording:
     integrals = [0.0] * count  # value x time within each interval
     interval = 0
     ends = [*recording.times[1:], recording.end]
-    for since, until, value in zip(recording.times, ends, recording.rates, strict=True):
+    for since, until, value in zip(recording.times, ends, recording.values, strict=True):
         while since < until:  # the value may hold in several intervals
             while interval + 1 < count and edges[interval + 1] <= since:
                 interval += 1
@@ -386,13 +385,13 @@ def _read_pairs(file: _File) -> Recording:
     """Read a trace from lines of a time and a rate (or latency, or loss), without a header."""
     factor = _required_factor(file)
     times = []
-    rates = []
+    values = []
     for line, cells in file.lines:
         if len(cells) != 2:
             raise file.wrong_line(line, f"it has {len(cells)} cells; allowed are a time and a rate")
         times.append(file.time_s(line, cells[0]))
-        rates.append(file.value(line, cells[1], factor))
-    return file.recording(file.name, [line for line, _ in file.lines], times, rates)
+        values.append(file.value(line, cells[1], factor))
+    return file.recording(file.name, [line for line, _ in file.lines], times, values)
 
 
 def _read_packets(file: _File) -> Recording:
@@ -471,14 +470,14 @@ class _Rows:
 
     lines: list[int]
     times: list[float]
-    rates: list[float]
+    values: list[float]
 
     def sort(self) -> None:
         """Sort the rows by time."""
         order = sorted(range(len(self.times)), key=self.times.__getitem__)
         self.lines = [self.lines[row] for row in order]
         self.times = [self.times[row] for row in order]
-        self.rates = [self.rates[row] for row in order]
+        self.values = [self.values[row] for row in order]
 
 
 def _name_recordings(file: _File, traces: dict[str, _Rows]) -> list[Recording]:
@@ -493,7 +492,7 @@ def _name_recordings(file: _File, traces: dict[str, _Rows]) -> list[Recording]:
         name = file.name
         if len(traces) > 1:
             name = device if file.options.members == "*" else f"{file.name}: {device}"
-        recordings.append(file.recording(name, rows.lines, rows.times, rows.rates))
+        recordings.append(file.recording(name, rows.lines, rows.times, rows.values))
     return recordings
 
 
@@ -506,7 +505,7 @@ def _read_table(file: _File) -> list[Recording]:
     header = file.lines[0][1]
     factor = _required_factor(file)
     time_column = _column(file, options.time_column, _TIME_COLUMNS, "time_column")
-    rate_column = _column(
+    value_column = _column(
         file, options.value_column, _USUAL_COLUMNS[options.quantity], f"{options.quantity}_column"
     )
     device_column = None
@@ -521,7 +520,7 @@ def _read_table(file: _File) -> list[Recording]:
         rows = traces.setdefault(name, _Rows([], [], []))
         rows.lines.append(line)
         rows.times.append(file.time_s(line, cells[time_column]))
-        rows.rates.append(file.value(line, cells[rate_column], factor))
+        rows.values.append(file.value(line, cells[value_column], factor))
     return _name_recordings(file, traces)
 
 
@@ -550,7 +549,7 @@ def _read_fcc(file: _File) -> list[Recording]:
     traces: dict[str, _Rows] = {}
     for name, by_time in tests.items():
         rows = _Rows([line for line, _ in by_time.values()], [*by_time], [])
-        rows.rates = [value for _, value in by_time.values()]
+        rows.values = [value for _, value in by_time.values()]
         rows.sort()
         traces[name] = rows
     return _name_recordings(file, traces)
@@ -582,5 +581,5 @@ def _read_irish(file: _File) -> list[Recording]:
     for time_s, entries in samples.items():
         rows.lines.append(entries[0][0])
         rows.times.append(time_s)
-        rows.rates.append(sum([value for _, value in entries]) / len(entries))
-    return [file.recording(file.name, rows.lines, rows.times, rows.rates)]
+        rows.values.append(sum([value for _, value in entries]) / len(entries))
+    return [file.recording(file.name, rows.lines, rows.times, rows.values)]
