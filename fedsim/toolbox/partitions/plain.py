@@ -349,15 +349,9 @@ class LabelGroups(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         groups = self.groups
-        classes = dataset.pool.classes
-        if classes % groups:
-            divisors = [str(number) for number in range(1, classes + 1) if classes % number == 0]
-            raise ScenarioError(
-                f"data.partition.groups is {groups}; '{dataset.name}' has {classes} classes, so "
-                f"{', '.join(divisors)} are allowed"
-            )
+        self._require_divisor(dataset)
         _require_members(groups, devices)
-        classes_per_group = classes // groups
+        classes_per_group = dataset.pool.classes // groups
         y = dataset.pool.y
         group_train = gather(y[dataset.train] // classes_per_group, dataset.train, groups)
         group_test = gather(y[dataset.test] // classes_per_group, dataset.test, groups)
@@ -370,7 +364,7 @@ class LabelGroups(Partition):
         size = min(
             len(part) // count for part, count in zip(group_train, member_counts, strict=True)
         )
-        train: list[Index] = [dataset.train] * devices
+        train: list[Index] = [dataset.train] * devices  # each entry is replaced below
         test: list[Index] = [dataset.test] * devices
         for group, count in enumerate(member_counts):
             mixed = streams.generator("world/data/train", group).permutation(group_train[group])
@@ -378,6 +372,15 @@ class LabelGroups(Partition):
             generator = streams.generator("world/data/test", group)
             test[group::groups] = deal_evenly(group_test[group], count, generator)
         return federated(dataset, train, test, truth=np.arange(devices) % groups)
+
+    def _require_divisor(self, dataset: Dataset) -> None:
+        classes = dataset.pool.classes
+        if classes % self.groups:
+            divisors = [str(number) for number in range(1, classes + 1) if classes % number == 0]
+            raise ScenarioError(
+                f"data.partition.groups is {self.groups}; '{dataset.name}' has {classes} classes, "
+                f"so {', '.join(divisors)} are allowed"
+            )
 
 
 class Permutations(Partition):

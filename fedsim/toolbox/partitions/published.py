@@ -337,15 +337,11 @@ class ClassImbalance(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes
         require_classes(self.classes_per_device, dataset)
-        # probability of class l to be the majority: P(l - 0.5 < N(5, 10) < l + 0.5), rescaled
-        edges = (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)
-        chances = np.diff([math.erf(edge) for edge in edges])
-        majority = np.asarray(chances / chances.sum(), dtype=np.float64)
+        majority = _majority_chances(classes)
         counts = np.empty((devices, classes), dtype=np.int64)
         for device in range(devices):
-            counts[device] = self._draw_counts(
-                majority, streams.generator("world/data/sizes", device)
-            )
+            generator = streams.generator("world/data/sizes", device)
+            counts[device] = self._draw_counts(majority, generator)
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
         available = np.array([len(part) for part in parts])
@@ -387,3 +383,13 @@ class ClassImbalance(Partition):
         counts = np.zeros(classes, dtype=np.int64)
         counts[[major, *minor]] = amounts
         return counts
+
+
+def _majority_chances(classes: int) -> Floats:
+    """Return the probability of each class to be a device's majority class, float64 [classes].
+
+    Class l, counted from 1, has P(l - 0.5 < N(5, 10) < l + 0.5), rescaled to the sum 1.
+    """
+    edges = (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)
+    chances = np.diff([math.erf(edge) for edge in edges])
+    return np.asarray(chances / chances.sum(), dtype=np.float64)

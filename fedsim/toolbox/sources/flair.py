@@ -82,10 +82,7 @@ class Flair(Source):
         for photo in photographs:
             users.setdefault(photo.user, len(users))
         x = self._decode_images(folder / IMAGES, [photo.image for photo in photographs])
-        y = np.zeros((len(photographs), len(names)), np.float32)
-        target_of = {name: target for target, name in enumerate(names)}
-        for row, photo in enumerate(photographs):
-            y[row, [target_of[label] for label in photo.labels]] = 1.0
+        y = _targets(photographs, names)
         owners = np.array([users[photo.user] for photo in photographs], dtype=np.int64)
         test_only_users = len({photo.user for photo in test} - {photo.user for photo in train})
         note(
@@ -191,6 +188,23 @@ def _parse_photo(
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{owner} has {key} {show_value(names)}; a list of words is expected")
     return _Photo(image, str(entry["user_id"]), str(entry["partition"]), names)
+
+
+def _targets(photos: list[_Photo], names: list[str]) -> NDArray[np.float32]:
+    """Return the targets of photographs: 1 for each label of a photograph, 0 for all other labels.
+
+    Args:
+        photos: the photographs.
+        names: all labels, in the order of the targets.
+
+    Returns:
+        The targets, float32 [n, labels].
+    """
+    target_of = {name: target for target, name in enumerate(names)}
+    targets = np.zeros((len(photos), len(names)), np.float32)
+    for row, photo in enumerate(photos):
+        targets[row, [target_of[label] for label in photo.labels]] = 1.0
+    return targets
 
 
 def _decode(path: Path, side: int | None) -> NDArray[np.uint8]:

@@ -40,14 +40,10 @@ class Text(Source):
             path = find_file(self.path, root)
         with reading(path, "data.source.path", "a text in UTF-8"):
             text = read_text(path)
-        speeches: dict[str, list[str]] = {}  # speaker -> lines of each speech
-        for block in text.split("\n\n"):
-            speaker, lines = _split_speech(block)
-            speeches.setdefault(speaker, []).append(lines)
         characters = np.array(sorted({*text}))
         parts = []
-        for speaker_lines in speeches.values():
-            tokens = np.searchsorted(characters, np.array([*"\n".join(speaker_lines)]))
+        for speech in _texts_by_speaker(text).values():
+            tokens = np.searchsorted(characters, np.array([*speech]))
             if len(tokens) > self.length:
                 windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)
                 parts.append(windows[:: self.length])  # those that overlap in one character
@@ -69,6 +65,15 @@ class Text(Source):
             peak=1.0,
             vocabulary=len(characters),
         )
+
+
+def _texts_by_speaker(text: str) -> dict[str, str]:
+    """Return the spoken lines of each speaker of a play, joined to one text: speaker -> text."""
+    speeches: dict[str, list[str]] = {}
+    for block in text.split("\n\n"):
+        speaker, lines = _split_speech(block)
+        speeches.setdefault(speaker, []).append(lines)
+    return {speaker: "\n".join(spoken) for speaker, spoken in speeches.items()}
 
 
 def _split_speech(block: str) -> tuple[str, str]:

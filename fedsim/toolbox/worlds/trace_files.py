@@ -403,16 +403,8 @@ def _read_packets(file: _File) -> Recording:
     _check_fixed_unit(file, "a packet file")
     if file.options.every is not None:
         raise file.wrong("is a packet file, whose lines are times; leave 'every' out")
-    times = []
-    for line, cells in file.lines:
-        if len(cells) != 1:
-            raise file.wrong_line(line, f"it has {len(cells)} cells; allowed is a time (ms)")
-        times.append(file.number(line, cells[0], "the time (ms)", 1e3 * CLOCK_END_S) / 1e3)
-        if len(times) > 1 and times[-1] < times[-2]:
-            raise file.wrong_line(line, f"{cells[0]} ms comes before the line above it")
+    times = _packet_times(file)
     end = times[-1]
-    if end == 0:
-        raise file.wrong("ends at 0 ms; the last time is the length of the trace")
     step = file.options.average or _PACKET_STEP_S
     count = max(1, math.ceil(end / step - _ROUNDING))
     packets = [0] * count
@@ -425,6 +417,25 @@ def _read_packets(file: _File) -> Recording:
     for begin, until, packet_count in zip(begins, ends, packets, strict=True):
         rates.append(packet_count * _PACKET_BYTES / (until - begin))
     return Recording(file.name, begins, rates, end)
+
+
+def _packet_times(file: _File) -> list[float]:
+    """Parse the times of a packet file, one in each line, and return them in seconds.
+
+    Raises:
+        DataError: a line has other cells than a time, times do not ascend, or the last one is 0.
+    """
+    times: list[float] = []
+    for line, cells in file.lines:
+        if len(cells) != 1:
+            raise file.wrong_line(line, f"it has {len(cells)} cells; allowed is a time (ms)")
+        time_s = file.number(line, cells[0], "the time (ms)", 1e3 * CLOCK_END_S) / 1e3
+        if times and time_s < times[-1]:
+            raise file.wrong_line(line, f"{cells[0]} ms comes before the line above it")
+        times.append(time_s)
+    if times[-1] == 0:
+        raise file.wrong("ends at 0 ms; the last time is the length of the trace")
+    return times
 
 
 def _column(file: _File, name: str | None, usual: Sequence[str], key: str) -> int:
