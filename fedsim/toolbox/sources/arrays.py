@@ -22,6 +22,8 @@ _TEXT_KINDS = "USOT"  # numpy's codes of kinds of arrays of text and of objects
 Vocabulary = Annotated[int | None, Field(ge=2, le=10_000_000)]
 Layout = Literal["channels-first", "channels-last"] | None
 NamedArrays = dict[str, AnyArray]
+LabelledSamples = tuple[AnyArray, AnyArray]
+"""Samples, and their labels or targets."""
 
 
 class ArrayOptions(NamedTuple):
@@ -59,23 +61,8 @@ def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
             f"'{path}': it has {', '.join(whole_names)}, and {', '.join(split_names)} too; "
             f"allowed are {_NEEDS}, not both"
         )
-    if whole_names:
-        x, y = _read_pair(path, arrays, "", options)
-        columns = _read_columns(path, arrays, ("",), {"": len(x)})
-        strata = y if y.ndim == 1 else np.zeros(len(y), np.int64)
-        is_test = every_fifth(strata)
-        x_train = x[~is_test]
-        y_train = y[~is_test]
-        x_test = x[is_test]
-        y_test = y[is_test]
-        for name, column in columns.items():
-            columns[name] = np.concatenate([column[~is_test], column[is_test]])
-    else:
-        x_train, y_train = _read_pair(path, arrays, "_train", options)
-        x_test, y_test = _read_pair(path, arrays, "_test", options)
-        columns = _read_columns(
-            path, arrays, _PARTS, {"_train": len(x_train), "_test": len(x_test)}
-        )
+    read = _read_and_split if whole_names else _read_parts
+    (x_train, y_train), (x_test, y_test), columns = read(path, arrays, options)
     _require_alike(path, "x", "samples", x_train, x_test)
     _require_alike(path, "y", "targets", y_train, y_test)
     classes = _count_classes(y_train, y_test)
@@ -83,6 +70,49 @@ def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
     peak = 255.0 if x_train.dtype == np.uint8 else 1.0
     _note_arrays(path, arrays, columns, has_tests=not whole_names)
     return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
+
+
+def _read_and_split(
+    path: Path, arrays: NamedArrays, options: ArrayOptions
+) -> tuple[LabelledSamples, LabelledSamples, NamedArrays]:
+    """Read the arrays ``x`` and ``y``, of which every fifth sample of a class is a test sample.
+
+    Args:
+        path: the file or the factory, for error messages.
+        arrays: name -> array.
+        options: settings of the scenario's source.
+
+    Returns:
+        Training samples and their targets, test samples and their targets, and the columns by name,
+        in which training samples come first.
+    """
+    x, y = _read_pair(path, arrays, "", options)
+    columns = _read_columns(path, arrays, ("",), {"": len(x)})
+    strata = y if y.ndim == 1 else np.zeros(len(y), np.int64)
+    is_test = every_fifth(strata)
+    for name, column in columns.items():
+        columns[name] = np.concatenate([column[~is_test], column[is_test]])
+    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test]), columns
+
+
+def _read_parts(
+    path: Path, arrays: NamedArrays, options: ArrayOptions
+) -> tuple[LabelledSamples, LabelledSamples, NamedArrays]:
+    """Read the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
+
+    Args:
+        path: the file or the factory, for error messages.
+        arrays: name -> array.
+        options: settings of the scenario's source.
+
+    Returns:
+        Training samples and their targets, test samples and their targets, and the columns by name,
+        in which training samples come first.
+    """
+    train = _read_pair(path, arrays, "_train", options)
+    test = _read_pair(path, arrays, "_test", options)
+    sizes = {"_train": len(train[0]), "_test": len(test[0])}
+    return train, test, _read_columns(path, arrays, _PARTS, sizes)
 
 
 def _is_split_name(name: str) -> bool:
@@ -238,7 +268,7 @@ def _split_name(name: str, parts: Sequence[str]) -> tuple[str, str]:
 
 def _read_pair(
     path: Path, arrays: NamedArrays, part: str, options: ArrayOptions
-) -> tuple[AnyArray, AnyArray]:
+) -> LabelledSamples:
     """Check and convert the samples and the targets of the training or the test part of arrays.
 
     Args:
