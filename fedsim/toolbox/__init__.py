@@ -1,4 +1,4 @@
-"""Strategies and parts that scenarios can name in addition to the core's.
+"""Published strategies, and kinds of the parts that scenarios can name, such as codecs or networks.
 
-Imports ``strategies`` and the packages that ``strategies`` imports.
+The modules import ``fedsim.strategies`` and the packages that ``fedsim.strategies`` imports.
 """

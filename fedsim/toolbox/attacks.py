@@ -88,7 +88,7 @@ class Attack(Spec):
 
 
 class LabelFlip(Attack):
-    """The label l of each training sample becomes C - 1 - l, where C is the count of classes.
+    """Malicious devices train on flipped labels: with C classes, label l becomes C - 1 - l.
 
     Labels that a shift of data (``drift``) has changed are flipped too. Test samples keep their
     labels (Fang et al., "Local model poisoning attacks to Byzantine-robust federated learning",
@@ -111,7 +111,7 @@ class _ScaledChange(Attack):
 
 
 class SignFlip(_ScaledChange):
-    """The device sends the opposite change, start - factor (update - start).
+    """A malicious device sends the opposite change, start - factor (update - start).
 
     start is the model that the device received, and update the model that it trained. Source: Li et
     al., "RSA: Byzantine-robust stochastic aggregation methods" (2019).
@@ -126,7 +126,7 @@ class SignFlip(_ScaledChange):
 
 
 class Scaled(_ScaledChange):
-    """The device sends a scaled change, start + factor (update - start).
+    """A malicious device sends a scaled change, start + factor (update - start).
 
     start is the model that the device received, and update the model that it trained. Source: the
     boosting of Bagdasaryan et al., "How to backdoor federated learning" (2020).
@@ -158,7 +158,7 @@ def noise_around(
 
 
 class Gaussian(Attack):
-    """The device sends Gaussian noise in place of a change, start + N(0, deviation^2).
+    """A malicious device sends Gaussian noise in place of a change, start + N(0, deviation^2).
 
     start is the model that the device received. The noise is drawn anew for each coordinate of each
     update. Source: Blanchard et al., "Machine learning with adversaries" (2017), section 5.

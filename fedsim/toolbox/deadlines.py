@@ -17,10 +17,10 @@ from fedsim.world.population import MeanOver
 
 
 class Relative(Deadline):
-    """A multiple of the devices' mean training time, as in CATA-Fed.
+    """Deadline that is a multiple of the devices' mean training time, as in CATA-Fed.
 
-    The deadline is ``times`` x ``epochs`` x the mean time of an epoch over all devices, without
-    random variation.
+    The multiple is ``times`` x ``epochs`` x the mean time of an epoch over all devices. Random
+    variation of this time is not counted.
 
     Attributes:
         times: the factor.
@@ -67,7 +67,7 @@ class QuantileState(State):
 
 
 class Quantile(Deadline):
-    """1.2 times the ``share`` quantile of the durations of the last ``over`` tasks.
+    """Deadline of 1.2 times the ``share`` quantile of the durations of the last ``over`` tasks.
 
     A late task counts as longer than every task that met the deadline. The deadline is ``most``
     until ``over`` tasks have ended, and whenever less than ``share`` of the last ``over`` tasks met

@@ -108,14 +108,14 @@ def _read_published(path: Path) -> Floats:
 class HospitalsCapacity(CapacityModel):
     """Each device is a hospital of the FeTS federation, and a sample is a patient.
 
-    Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022),
-    with computing times of 21 and transfer times of 16 institutions.
-
     Each device draws an institution for its computing times, and independently another for its
     transfer times, with replacement, as in the FeTS challenge. The time of an epoch is lognormal
     with the institution's mean and standard deviation, unless ``population.jitter`` is above 0 (the
     challenge draws from a normal distribution, at least 1 s). Transfer times are latencies: a
     transfer of any size takes the mean of the institution's download and upload times.
+
+    Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022),
+    with computing times of 21 and transfer times of 16 institutions.
     """
 
     kind: Literal["hospitals-fets"] = "hospitals-fets"

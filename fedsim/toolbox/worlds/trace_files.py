@@ -207,7 +207,7 @@ class _File:
         """Parse a cell with a time, and return it in seconds.
 
         Args:
-            line: number of the line, for errors.
+            line: number of the line, for error messages.
             cell: a number in the unit of ``options``; or a date, whose seconds count from 1970
                 (UTC).
 
@@ -227,7 +227,7 @@ class _File:
         """Parse a cell with a rate, latency or loss, and return it in bytes/s, s or as a share.
 
         Args:
-            line: number of the line, for errors.
+            line: number of the line, for error messages.
             cell: a number of 0 or more.
             factor: factor that converts the number to bytes/s, s or a share.
 
@@ -246,7 +246,7 @@ class _File:
 
         Args:
             name: name of the trace.
-            lines: number of each row's line in the file, for errors.
+            lines: number of each row's line in the file, for error messages.
             times: time of each row (s); not used if the options give the time between rows.
             values: value of each row (bytes/s, s, or share of lost packets).
 
