@@ -36,7 +36,10 @@ class Outage(Process):
     random: bool = True
 
     def fail(self, world: World) -> list[Hold]:
-        """Begin an outage, such as by setting a link's rate to 0.
+        """Begin an outage, such as by setting a link's rate to 0; ``run`` calls it for each outage.
+
+        Args:
+            world: the simulated links, servers and devices, which the method changes.
 
         Returns:
             The changes made to the world, each of which the caller ends when the outage ends.
@@ -66,7 +69,7 @@ class Outage(Process):
         """Return the simulated time at which the interval that begins now ends (s).
 
         Args:
-            world: the world.
+            world: source of the present time and of the random draw.
             key: ``every`` for the time until the next outage, ``lasts`` for the length of an
                 outage.
             number: index of the outage, which selects the random draw.
@@ -209,7 +212,7 @@ class Heat(Process):
         This is the SimPy process of one device. It goes on to the end of the run.
 
         Args:
-            world: the world.
+            world: the simulated devices, whose speeds this process changes.
             device: index of the device.
             changes: device -> event that fires when the device next begins or ends to compute. The
                 process stores a new event here before each wait, and ``run`` fires it.
