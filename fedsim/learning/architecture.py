@@ -100,7 +100,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Linear:
-    """Description of a dense layer in an ``Architecture``.
+    """Description of a dense layer in an ``Architecture`` (a model as a chain of layers).
 
     Attributes:
         inputs: count of input features.
@@ -117,7 +117,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class Conv2d:
-    """Description of a convolution with a square kernel and zero padding in an ``Architecture``.
+    """Description of a convolution with a square kernel and zero padding.
+
+    It is a layer of an ``Architecture``, which describes a model as a chain of layers.
 
     Attributes:
         inputs, outputs: counts of channels.
@@ -139,14 +141,15 @@ class Conv2d:
 
 @dataclass(frozen=True)
 class ReLU:
-    """Description of the activation max(x, 0) in an ``Architecture``."""
+    """Description of the activation max(x, 0) in an ``Architecture`` (a chain of layers)."""
 
 
 @dataclass(frozen=True)
 class MaxPool2d:
-    """Description of max pooling in an ``Architecture``, over windows that do not overlap.
+    """Description of max pooling over windows that do not overlap.
 
-    Pixels at the border that do not fill a window are dropped.
+    It is a layer of an ``Architecture``, which describes a model as a chain of layers. Pixels at
+    the border that do not fill a window are dropped.
 
     Attributes:
         size: side of a window (pixels).
@@ -162,10 +165,10 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Description of a dropout layer in an ``Architecture``.
+    """Description of a dropout layer in an ``Architecture`` (a model as a chain of layers).
 
-    In training it sets each activation to zero with probability ``rate``, and scales the remaining
-    ones by 1 / (1 - rate).
+    In training the layer sets each activation to zero with probability ``rate``, and scales the
+    remaining activations by 1 / (1 - rate).
 
     Attributes:
         rate: probability of a zero.
@@ -178,9 +181,12 @@ Layer = Linear | Conv2d | ReLU | MaxPool2d | Flatten | Dropout
 
 
 def dense(*widths: int) -> tuple[Layer, ...]:
-    """Return descriptions of dense layers of the given widths, each followed by a ReLU.
+    """Return descriptions of dense layers, each followed by a ReLU, for an ``Architecture``.
 
-    Their counts of inputs are 0 at first; ``Architecture.of`` computes the real ones.
+    The layers' counts of inputs are 0 at first; ``Architecture.of`` computes the real ones.
+
+    Args:
+        *widths: count of outputs of each dense layer.
     """
     layers: list[Layer] = []
     for width in widths:
@@ -193,7 +199,8 @@ def convolution(
 ) -> tuple[Layer, ...]:
     """Return descriptions of a convolution and of the ReLU that follows it.
 
-    Its count of input channels is 0 at first; ``Architecture.of`` computes the real one.
+    The convolution's count of input channels is 0 at first; ``Architecture.of`` computes the real
+    count.
 
     Args:
         outputs: count of output channels.
@@ -210,7 +217,7 @@ def convolution(
 class Architecture:
     """Description of a model as a chain of layers from a sample to logits, one for each class.
 
-    Shapes, parameter counts and FLOPs follow from it; it holds no weights.
+    Shapes, parameter counts and FLOPs follow from the layers. The description holds no weights.
 
     Attributes:
         input: shape of a sample, (channels, height, width) or (features,).
@@ -297,7 +304,7 @@ class Architecture:
     def is_dense(self) -> bool:
         """Whether the layers are Linear, ReLU, Linear, ..., Linear, perhaps after a ``Flatten``.
 
-        Such models can be trained by a faster solver.
+        Only such models can be trained by ``Dense``, the fastest solver on a CPU.
         """
         layers = self.layers
         if layers and isinstance(layers[0], Flatten):
@@ -369,11 +376,14 @@ def _layer_name(name: str) -> str:
 
 
 def matching_tensors(tensors: Sequence[Tensor], patterns: Patterns, key: str) -> set[str]:
-    """Return the names of the tensors that match patterns, by name or by ``CLASS:NAME``.
+    """Return the names of a model's tensors that match patterns such as ``*Norm*:*`` (``fnmatch``).
+
+    A pattern is compared with the tensor's name, and with ``CLASS:NAME``, where CLASS is the class
+    of the tensor's layer.
 
     Args:
         tensors: the tensors of a model.
-        patterns: one pattern, or several; CLASS is the class of a tensor's layer.
+        patterns: one pattern, or several.
         key: the scenario's key that has the patterns, for error messages.
 
     Raises:

@@ -1,8 +1,9 @@
 """Computation of models on a simulation's executor, in one of two orders.
 
-If memory suffices, models are computed in waves: all models whose parents (the models that they are
-computed from) are computed, at once. Otherwise module ``streaming`` computes them part by part, and
-frees each model after its last use.
+The parents of a model are the models from which it is computed. If memory suffices, models are
+computed in waves: a wave has models whose parents are computed, and these models are computed at
+once. Otherwise module ``streaming`` computes the models one by one, and frees each model after its
+last use.
 """
 
 import math
@@ -57,8 +58,8 @@ class _DelayedRecord(NamedTuple):
     """Record about the computation of a model, which is written once all models are computed.
 
     Attributes:
-        serial: serial of the model.
-        kind: kind of the record.
+        serial: count of models that were named before this one.
+        kind: kind of the record, such as ``non-finite``.
         fields: values of the record by name.
     """
 
@@ -71,8 +72,8 @@ class ModelComputing:
     """Computes models: results of local trainings, weighted sums, and other functions of models.
 
     A model is a ``Ref``, whose recipe is the computation that gives its weights, such as a training
-    from another model. Its weights are computed when ``compute`` is called, after the models that
-    the recipe needs, its parents. Workers compute trainings and functions.
+    from another model. ``compute`` computes the weights, and before them the weights of the models
+    that the recipe needs, which are the model's parents. Workers compute trainings and functions.
 
     Args:
         simulation: the simulation, whose executor has the workers.
@@ -144,14 +145,14 @@ class ModelComputing:
             self._simulation.record(record.kind, record.fields)
 
     def _record(self, ref: Ref, kind: str, fields: dict[str, Any]) -> None:
-        """Record an event about the computation of a model.
+        """Write a record of the simulation about the computation of a model.
 
-        If models are computed part by part, the event is not recorded yet: ``compute`` records all
-        events at its end, in the order of a computation in waves.
+        If models are computed one by one, ``compute`` writes the record at its end, because the
+        order of records must be that of a computation in waves.
 
         Args:
             ref: the model.
-            kind: kind of the record.
+            kind: kind of the record, such as ``non-finite``.
             fields: values of the record by name.
         """
         if self._records is None:
@@ -170,10 +171,10 @@ class ModelComputing:
         """Begin to compute models, without waiting for the workers' results.
 
         Args:
-            refs: the models; none is a mix (weighted sum), and their parents are computed.
+            refs: the models, whose parents are computed; none of them is a mix (weighted sum).
 
         Returns:
-            For each model its weights, or its future result.
+            For each model its weights, or its future result if a worker computes it.
         """
         results: dict[int, ResultOf | Weights | ComputedWeights] = {}
         trained: list[int] = []  # positions of the models that are results of trainings
@@ -204,11 +205,15 @@ class ModelComputing:
         return call
 
     async def wait(self, work: "ResultOf") -> Any:
-        """Wait for the result of a training that a worker computes, and return it.
+        """Wait for a result that a worker computes, and return it.
 
         Args:
-            work: a worker's future result of several trainings, with the position of the wanted one,
-                as ``begin`` returns it.
+            work: future of a list of results, and the index of this result, as ``begin`` returns
+                them.
+
+        Returns:
+            A ``TrainedModel`` for a training, the objectives of the candidates for a choice among
+            models, or the values of a function.
         """
         results = await self._wait_for(work.future)
         return results[work.position]
@@ -242,8 +247,8 @@ class ModelComputing:
     def muted(self) -> Iterator[None]:
         """Return a context in which computations write no records.
 
-        It is for models that are computed a second time, because their first computation has been
-        recorded.
+        It is used for models that are computed a second time, whose records were written in the
+        first computation.
         """
         records = self._records
         self._records = []
@@ -277,7 +282,7 @@ class ModelComputing:
             self._hold(wave, recipes)
 
     def _hold(self, wave: Sequence[Ref], recipes: Sequence[Recipe | None]) -> None:
-        """Put the weights of a wave's models into ``scratch``, which limits their memory.
+        """Put the weights of a wave's models into ``scratch``, which limits the memory of models.
 
         Args:
             wave: the models, computed.
@@ -312,9 +317,10 @@ class ModelComputing:
     def _prepare_call(self, ref: Ref) -> FunctionCall | Weights | ResidentWeights:
         """Return the function call by which a worker computes a model, or the weights at once.
 
-        There are two cases without a call. If no model of the recipe is finite, or if one is not
-        and the recipe does not leave models out, the weights are the recipe's substitute. A
-        weighted sum with a model on the torch device is computed there.
+        There are two cases without a call. The first is that the function cannot be applied: no
+        model that it needs has finite weights, or one of them is not finite and the recipe does not
+        leave models out. The weights are then those of ``recipe.otherwise``. The second is a
+        weighted sum with a model on the torch device, which is computed there.
 
         Args:
             ref: the model, which is the result of a function of models.
@@ -391,8 +397,8 @@ class ModelComputing:
         Args:
             function: carries out a request on a worker.
             requests: the arguments of each request.
-            models: count of models in each request, which limits the requests in progress to the
-                memory for models.
+            models: count of models in each request, by which the memory for models limits the
+                requests in progress; 0 for no limit.
 
         Returns:
             The results, in the order of ``requests``.
@@ -414,7 +420,7 @@ class ModelComputing:
         return 4.0 * self.parameters * models <= self.memory_bytes
 
     def models_at_once(self, most: int) -> int:
-        """Return how many models to send to the workers at a time, given the memory.
+        """Return how many models to put into one request to a worker, given the memory for models.
 
         Args:
             most: count of models if memory does not limit it.
@@ -431,7 +437,7 @@ class ModelComputing:
 
         Args:
             ref: the model that is computed, for records.
-            recipe: the mix: its models, which are computed already, and their weights.
+            recipe: the mix: its models, which are computed already, and their coefficients.
         """
         models = self._filter_finite(ref, [model for model, _ in recipe.parts])
         coefficients = coefficients_of(recipe, [model.finite for model, _ in recipe.parts])
@@ -452,16 +458,16 @@ class ModelComputing:
         return total.result()
 
     def read(self, models: Sequence[Ref]) -> list[Weights]:
-        """Return the weights of computed models, float32 [d] each.
+        """Return the weights of computed models, float32 [d] each, on the host.
 
-        Models on the torch device come back, all in one copy.
+        The models that lie on the torch device are moved to the host, all in one copy.
         """
         if isinstance(self.scratch, ResidentScratch):
             self.scratch.bring_back(models)
         return [weights_of(model) for model in models]
 
     def new_sum(self) -> MixSum:
-        """Return an empty sum of models; it is computed on the host or on the torch device."""
+        """Return an empty sum, to which models on the host or torch device are added one by one."""
         return self._models.new_sum(self.parameters)
 
     def nothing(self) -> Weights:

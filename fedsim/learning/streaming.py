@@ -4,11 +4,12 @@ Models are computed in the order in which mixes (weighted sums) need them. A mix
 each part is added as soon as it and all previous parts are computed, and is then freed. Few models
 are in memory at a time: the accumulators, and the results that workers have ready or in progress.
 
-Python's garbage collection decides which models may be freed. The graph of recipes is first copied
-into ``ModelNode`` objects, and removed from the models themselves. A model that is still alive has a
-reference in a strategy's state, a message in transfer, the evaluation, or a recipe that is to be
-computed later. The weights of such a model go to ``Scratch``. All further models are freed, and
-keep the recipe by which they can be computed again.
+Python's garbage collection decides which models may be freed. A model has a recipe, which names the
+models from which it is computed. The recipes are first moved from the models to ``ModelNode``
+objects. A model that is still alive then has a reference in a strategy's state, a message in
+transfer, the evaluation, or a recipe that is to be computed later. ``Scratch`` stores its weights,
+in memory or on disk. The weights of all other models are freed after their last use, and the recipe
+stays, by which they can be computed again.
 """
 
 import weakref
@@ -71,7 +72,8 @@ class PartSum(Protocol):
 class Calculator(Protocol):
     """Interface by which a ``Stream`` computes single models; ``ModelComputing`` implements it.
 
-    The models from which a model is computed, its parents, must be computed before it.
+    A ``Stream`` decides in which order models are computed. It computes the parents of a model, the
+    models from which it is computed, before the model.
 
     Attributes:
         workers: count of workers.
@@ -87,7 +89,7 @@ class Calculator(Protocol):
         """Begin to compute models that are no mixes; return the weights or future result of each."""
 
     def finish(self, ref: Ref, result: Any) -> None:
-        """Store the result of a computation, which ``begin`` or ``wait`` has returned."""
+        """Store a result, which ``begin`` or ``wait`` has returned, as the weights of ``ref``."""
 
     async def wait(self, work: ResultOf) -> Any:
         """Wait for a result that ``begin`` has requested from a worker, and return it."""
@@ -96,7 +98,7 @@ class Calculator(Protocol):
         """Record that the mix ``ref`` leaves out ``models``, whose weights are not finite."""
 
     def new_sum(self) -> PartSum:
-        """Return an empty sum of models."""
+        """Return an empty weighted sum, to which computed models are added one by one."""
 
     def substitute(self, otherwise: Ref | None) -> Weights | ComputedWeights:
         """Return the weights of a mix without a valid sum, float32 [d].
@@ -115,13 +117,14 @@ class Calculator(Protocol):
 class ModelNode(Ref):
     """Node of a graph of models, which stands for a model during a computation with little memory.
 
-    The node takes the recipe (how the model is computed) from the model, which then refers to no
-    other models, so that these can be freed.
+    The node takes the recipe (how the model is computed) from the model. The model then refers to
+    no other models, so that these can be freed.
 
     Attributes:
-        reference: weak reference to the model, which gets the result; None for no model.
+        reference: weak reference to the model, which gets the result; None if no model gets it.
         uses_left: count of later steps of the computation that need the node's weights.
-        recipes_left: count of occurrences in recipes of other nodes that may be carried out again.
+        recipes_left: how often the node occurs in recipes of other nodes that may still be carried
+            out, for the first time or again.
         stays: whether the weights must stay in memory after the computation.
         spare_recipe: recipe of a computed node; ``recipe`` gets it back when the weights are freed,
             so that the node can be computed again.
@@ -140,7 +143,7 @@ class ModelNode(Ref):
 
     @property
     def original(self) -> Ref | None:
-        """The model for which the node stands; None if it is not in use any more."""
+        """The model for which the node stands; None if nothing uses the model any more."""
         return None if self.reference is None else self.reference()
 
 
@@ -149,13 +152,13 @@ def build_graph(
 ) -> list[ModelNode]:
     """Build the graph of some models and of all uncomputed models that they need.
 
-    A node takes the recipe of its model.
+    Each node takes the recipe (how the model is computed) from its model.
 
     Args:
         targets: models to compute; computed models are skipped.
         stay: whether the weights of the targets must stay in memory after the computation.
         is_repetition: whether models are computed a second time. The models that the targets need
-            are then nodes of the first computation, which keep their recipes and get no result.
+            are then nodes of the first computation. They keep their recipes, and get no result.
 
     Returns:
         The nodes of the uncomputed targets, without duplicates.
@@ -210,10 +213,11 @@ class ModelStep(NamedTuple):
 
 
 def steps_of(targets: Sequence[ModelNode]) -> deque[ModelStep]:
-    """Return the steps that compute models, each after the steps of the models that it needs.
+    """Return the steps that compute models, in an order that frees models early.
 
-    The parts of a sum are in order. Values that are taken from a model, such as the tensors that a
-    device keeps, come right after the model, which then need not stay in memory for them.
+    The step of a model comes after the steps of the models that it needs. The parts of a sum are in
+    order. Values that are taken from a model, such as the tensors that a device keeps, come right
+    after the model, so that the model need not stay in memory for them.
     """
     return _Planner(targets).steps
 
@@ -231,14 +235,7 @@ class _NeededModel(NamedTuple):
 
 
 class _Planner:
-    """Planner of the steps that compute models.
-
-    Args:
-        targets: the models.
-
-    Attributes:
-        steps: the steps, in order.
-    """
+    """Planner of the ``steps`` that compute models, for ``steps_of``."""
 
     def __init__(self, targets: Sequence[ModelNode]) -> None:
         self.steps: deque[ModelStep] = deque()
@@ -265,9 +262,10 @@ class _Planner:
                 stack.append(self._visit(ref, ref.recipe, depth))
 
     def _visit(self, node: ModelNode, recipe: Recipe, depth: int) -> Iterator[_NeededModel]:
-        """Append the steps of a model, and yield each model that it needs before the step with it.
+        """Append the steps of a model, of which each may need other models.
 
-        The caller appends the steps of a yielded model before it takes the next one.
+        The iterator yields each needed model before it appends the step that uses this model. The
+        caller appends the steps of the yielded model before it resumes the iterator.
         """
         if isinstance(recipe, Mixed):
             yield from self._visit_mix(node, recipe, depth)
@@ -277,7 +275,7 @@ class _Planner:
         self._append(node)
 
     def _visit_mix(self, node: ModelNode, recipe: Mixed, depth: int) -> Iterator[_NeededModel]:
-        """Append the steps that add a mix's parts, and yield each part before its step."""
+        """Append the steps that add the parts of a mix (weighted sum); yield each part before."""
         adds_at_once = depth < _OPEN_SUMS
         if not adds_at_once:  # all parts are computed before the sum begins
             for part, _ in recipe.parts:
@@ -291,7 +289,7 @@ class _Planner:
             yield _NeededModel(recipe.otherwise, depth)
 
     def _append(self, node: ModelNode) -> None:
-        """Append the step that computes a model, and the steps of values that are taken from it."""
+        """Append the step that computes a model, and the steps that take values from it."""
         waiting = [node]
         while waiting:
             computed = waiting.pop()
@@ -325,12 +323,7 @@ def _map_values(targets: Sequence[ModelNode]) -> dict[ModelNode, list[ModelNode]
 
 
 def _has_all_parents(node: ModelNode, planned: Set[Ref]) -> bool:
-    """Return whether all models that a model needs are computed, or are in ``planned``.
-
-    Args:
-        node: the model.
-        planned: models that earlier steps will have computed.
-    """
+    """Return whether each model that ``node`` needs is computed, or has an earlier step."""
     assert node.recipe is not None
     return all(parent.recipe is None or parent in planned for parent in parents(node.recipe))
 
@@ -357,7 +350,7 @@ class Stream:
 
     Args:
         calculator: computes single models.
-        scratch: stores computed models that are still referenced.
+        scratch: stores computed models that the strategy or a later computation may still use.
     """
 
     def __init__(self, calculator: Calculator, scratch: Scratch) -> None:
@@ -370,7 +363,8 @@ class Stream:
 
         Args:
             targets: the models; computed models are skipped.
-            stay: whether the targets' weights stay in memory; otherwise ``Scratch`` stores them.
+            stay: whether the targets' weights stay in memory; otherwise ``Scratch`` stores them, in
+                memory or on disk.
         """
         nodes = build_graph(targets, stay=stay)
         try:
@@ -445,7 +439,7 @@ class Stream:
         return ready
 
     def _publish(self, node: ModelNode, recipe: Recipe) -> None:
-        """Copy the result of a computed node to the model for which it stands, if that still exists.
+        """Copy the result of a computed node to its model, if the model still exists.
 
         The node's own weights are freed if no later step needs them. Its recipe is kept as
         ``spare_recipe``, by which freed weights can be computed again.
@@ -497,7 +491,9 @@ class Stream:
             return_memory()
 
     def _add_part(self, node: ModelNode, position: int, sums: dict[ModelNode, _Sum]) -> None:
-        """Add a part to a mix, i.e. a weighted sum of models, that is computed part by part.
+        """Add a part, a computed model, to a mix (weighted sum) that is computed part by part.
+
+        A part that is not finite is left out.
 
         Args:
             node: the mix.
@@ -558,12 +554,12 @@ class Stream:
     ) -> Weights:
         """Compute the sum of a mix's finite parts again, with new coefficients.
 
-        This is needed if a part was not finite and the other coefficients are thus rescaled. Parts
-        that have been freed are computed again.
+        This is needed if a part was not finite, and the coefficients of the other parts are
+        therefore rescaled. Parts that have been freed are computed again.
 
         Args:
             node: the mix.
-            recipe: its parts.
+            recipe: the recipe of the mix, with all parts.
             finite: for each part, whether its weights are finite.
             coefficients: the new coefficient of each finite part.
 
@@ -582,11 +578,12 @@ class Stream:
 
 
 def _drop_recipe(computed: ModelNode) -> None:
-    """Remove the recipe of a computed node, unless a recipe that has the node may be used again.
+    """Remove the recipe of a computed node, unless the node may have to be computed again.
 
-    The node's parents may then be in no recipe any more, so that their recipes are removed in turn.
-    This frees the models to which only these recipes refer, such as a device's previous model.
-    While a mix is in progress, its parts keep their recipes, as they may be computed again.
+    That may be so while a recipe that contains the node may still be carried out, for example while
+    a sum of which the node is a part is in progress. If the recipe is removed, the models in it may
+    be in no other recipe, so that their recipes are removed in turn. This frees the models to which
+    only these recipes refer, such as a device's previous model.
     """
     waiting = [computed]
     while waiting:
@@ -603,7 +600,7 @@ def _drop_recipe(computed: ModelNode) -> None:
 
 
 def _derived_weights(recipe: Recipe | None) -> Derived | None:
-    """Return a computed node's weights as slices in a different model, or None (``derived_of``)."""
+    """Return a node's weights as changed slices of another model; None if that saves no memory."""
     if not isinstance(recipe, Applied):
         return None
     originals = [
@@ -613,7 +610,7 @@ def _derived_weights(recipe: Recipe | None) -> Derived | None:
 
 
 def _is_ready(node: ModelNode) -> bool:
-    """Return whether a model can be computed now: no mix, and all that it needs is computed."""
+    """Return whether a model is uncomputed, is no mix, and has only computed parents."""
     recipe = node.recipe
     if recipe is None or isinstance(recipe, Mixed):
         return False

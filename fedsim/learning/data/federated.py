@@ -371,8 +371,8 @@ class FederatedData:
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
     """Divide a device's samples into 2^``splits`` similar parts, and return one of them.
 
-    It serves trainings on a part of a device's samples. A label's counts in two parts differ by at
-    most 1, and so do the parts' sizes. With one more split, part x is halved into the parts x and
+    It is used for trainings on a part of a device's samples. Two parts' counts of a label differ by
+    at most 1, and so do the sizes of two parts. One more split halves part x into the parts x and
     x + 2^splits.
 
     Args:
@@ -481,10 +481,13 @@ class Dataset:
 def pooled(
     raw: Raw, normalize: Normalize, *, over_test: bool = False, column: str | None = None
 ) -> Dataset:
-    """Build a data set that a partition can divide: all samples in one pool, with normalisation.
+    """Build a data set that a partition can divide among devices, from a loaded data set.
+
+    All samples are in one pool, training samples first, and the pool has the numbers by which
+    samples are normalised at each use.
 
     Args:
-        raw: the data set.
+        raw: the loaded data set.
         normalize: the normalisation: ``pixel`` (division by the white pixel's value),
             ``standardize`` (mean 0 and standard deviation 1 of each pixel), or ``none``.
         over_test: whether mean and standard deviation include the test samples.
@@ -524,7 +527,7 @@ def _column_of(raw: Raw, column: str) -> NDArray[np.int64]:
 
 
 def _mean_and_std(x: Samples) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Compute mean and standard deviation over samples, each float32 [*shape], in float64."""
+    """Compute mean and standard deviation over samples in float64; return float32 [*shape] each."""
     blocks = [x[start : start + _BLOCK] for start in range(0, len(x), _BLOCK)]
     mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(x)
     variance = sum(((block - mean) ** 2).sum(axis=0) for block in blocks) / len(x)

@@ -1,4 +1,7 @@
-"""Data sets that are loaded once for many runs, in this process or in another."""
+"""Store of data sets that are loaded once for many runs.
+
+A study sends its store to other processes, which then need not load the data sets.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +29,8 @@ class KeptData:
         """Store a data set under a key, and make its arrays read-only.
 
         Args:
-            key: text that is equal for equal settings of the data.
+            key: text that names the data set and its settings; runs with equal texts share the data
+                set.
             dataset: the data set.
         """
         pool = dataset.pool

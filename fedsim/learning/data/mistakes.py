@@ -1,6 +1,7 @@
 """Checks of the values that users' sources, partitions and shifts of data return.
 
-Each function returns a text on the first mistake, or "" if there is none.
+Each function takes the returned value, and then the arguments of the user's method. It returns a
+text on the first mistake, or "" if there is none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,6 +58,8 @@ def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
 
 def find_wrong_sizes(sizes: tuple[tuple[int, ...], int], *_: object, **__: object) -> str:
     """Check the shape of a sample and the count of classes that a user's source has returned.
+
+    The arguments of the source's method are not used.
 
     Args:
         sizes: shape of a sample, and count of classes.
@@ -165,8 +168,10 @@ def find_wrong_split(
 ) -> str:
     """Check the data that a user's partition has returned, and describe the first mistake.
 
+    The arguments after ``data`` are those of the call of ``Partition.split``.
+
     Args:
-        data: the dealt data.
+        data: the data of all devices, as the partition has returned them.
         partition: not used.
         dataset: not used.
         devices: count of devices, each of which must have a shard.
@@ -196,7 +201,9 @@ def find_wrong_change(
     candidates: NDArray[np.int64],
     streams: object,
 ) -> str:
-    """Check the changes that a user's shift has made, and describe the first mistake.
+    """Check the changes that a user's shift of data has made, and describe the first mistake.
+
+    The arguments after ``changes`` are those of the call of ``Shift.apply``.
 
     Args:
         changes: the changes that the shift has returned.
@@ -230,7 +237,7 @@ def find_wrong_change(
 
 
 def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[object]) -> str:
-    """Check the shards of some devices: samples, indices and label map; return a text or ""."""
+    """Return a text on the first mistake in devices' shards (indices, label map); "" if none."""
     for device, shard in zip(devices, shards, strict=True):
         if not isinstance(shard, Shard):
             return f"{show_value(shard)} as the shard of device {device}"

@@ -25,6 +25,8 @@ _SHARDS = "a FederatedData with the shard of each device, such as 'federated' ma
 class Partition(Spec):
     """Base of the rules that divide the samples of a data set among the devices.
 
+    A scenario chooses a rule as ``data.partition``. A subclass implements ``split``.
+
     Example:
         >>> import numpy as np
         >>> from fedsim.plugin import Dataset, Partition, Pool, Streams, federated
@@ -82,7 +84,9 @@ class Partition(Spec):
         """
 
     def under(self, root: Path | None) -> Self:
-        """Return this partition, with relative paths of its files (if any) starting from a folder.
+        """Return this partition, whose relative paths of files (if any) start from a folder.
+
+        By default there are no files, and the partition itself is returned.
 
         Args:
             root: the folder; None for the working directory.

@@ -262,7 +262,7 @@ def draw_pairs(candidates: NDArray[np.int64], generator: np.random.Generator) ->
 def exchange(
     data: FederatedData, first: int, second: int, first_shard: Shard, second_shard: Shard
 ) -> list[Change]:
-    """Give two devices new data, in an exchange between them.
+    """Replace the data of two devices that exchange data, each by a new version.
 
     Args:
         data: the data of all devices, changed in place.
@@ -272,7 +272,7 @@ def exchange(
         second_shard: the next shard of ``second``.
 
     Returns:
-        The two changes.
+        The changes of the first and the second device.
     """
     return [
         Change(first, data.replace_shard(first, first_shard), second),

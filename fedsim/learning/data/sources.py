@@ -31,7 +31,8 @@ _SIZES = "the shape of a sample and the number of classes, each number 1 or more
 class Source(Spec):
     """Base of the data sets that a scenario can name as ``data.source``.
 
-    A source loads samples, which a partition then divides among the devices.
+    A source loads samples, which a partition then divides among the devices. A subclass implements
+    ``load``.
 
     Example:
         >>> import numpy as np
@@ -69,9 +70,9 @@ class Source(Spec):
         """
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
-        """Return the columns of a user's data that nothing uses; by default none.
+        """Return the names of columns of a user's data that nothing uses; by default none.
 
-        A scenario with such columns is rejected.
+        If there are any, the scenario is rejected.
 
         Args:
             raw: the data set as loaded.
@@ -220,7 +221,7 @@ class Synthetic(Spec):
     def _draw_device(
         self, size: int, generator: np.random.Generator
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Draw a device's samples and labels, with the symbols of the class in the comments."""
+        """Draw a device's samples, float32 [size, features], and their labels, int64 [size]."""
         u, mean_centre = generator.normal(0.0, [self.alpha, self.beta])  # u and B
         centre = generator.normal(mean_centre, 1.0, self.features)  # v
         weights = generator.normal(u, 1.0, (self.features, self.classes))

@@ -39,9 +39,9 @@ class DataSpec(Spec):
             ``synthetic`` for the source ``synthetic``.
         normalize: ``pixel`` scales bytes to [0, 1] (digits: from 0..16), and leaves floats as they
             are; ``standardize`` computes (x - mean) / (std + 0.001) of each pixel, over the samples
-            that the partition trains on. By default as published: ``standardize`` for ``power-law``
-            (over all samples) and ``ditto``, ``none`` for ``synthetic``, ``pixel`` for all other
-            partitions.
+            that the partition trains on. The default is the normalisation of the partition's
+            publication: ``standardize`` for ``power-law`` (over all samples) and ``ditto``,
+            ``none`` for ``synthetic``, ``pixel`` for all other partitions.
         augmentation: distortion of training images. By default the defaults of ``Augmentation`` for
             ``class-bias``, and ``none`` for all other partitions.
         column: an integer column of the source, such as the writer, that partitions and strategies
@@ -118,7 +118,7 @@ class DataSpec(Spec):
 
     @property
     def _deals_by_labels(self) -> bool:
-        """Whether the partition needs labels; a user's own partition may do without."""
+        """Whether the partition is one of fedsim's own that need labels."""
         return self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS
 
     def own_folder(self) -> Path | None:
