@@ -77,8 +77,10 @@ def is_spliced(recipe: Recipe | None) -> bool:
 def derived_of(recipe: Recipe | None, models: Sequence[Ref | None]) -> Derived | None:
     """Describe a model's weights as changed slices of a different model, if this saves much memory.
 
+    It saves memory if the recipe replaces slices that have at most half of the model's values.
+
     Args:
-        recipe: the recipe by which the model was computed; None for a model without recipe.
+        recipe: the description of the computation of the model; None for a model without any.
         models: the models of the recipe, computed; None for a model that is stored nowhere, because
             nothing else needs it.
 

@@ -1,8 +1,8 @@
 """Random numbers of users' modules: torch's draws are made repeatable, other draws are detected.
 
-``KeyedDraws`` intercepts torch's operations that draw, including operations within compiled layers
-such as the dropout of ``torch.nn.LSTM``. Each operation then draws from a generator of the calling
-thread.
+``KeyedDraws`` intercepts torch's operations that draw random numbers, including operations within
+compiled layers such as the dropout of ``torch.nn.LSTM``. Each operation then draws from a generator
+of the calling thread, which is seeded with a key of the device's training and step.
 """
 
 import random
@@ -107,7 +107,7 @@ class KeyedDraws(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        """Return the thread's generator of keyed draws on a torch device, and note the draw.
+        """Return the seeded generator for a draw on a torch device, and set ``drawn`` to True.
 
         Raises:
             ScenarioError: the draw is in a backward pass.
@@ -175,7 +175,7 @@ def global_states(device: torch.device | None = None) -> dict[str, object]:
 def find_draws(
     states_before: Mapping[str, object], device: torch.device | None = None
 ) -> list[str]:
-    """Return which global random generators were used since an earlier time.
+    """Return which of the process's global random generators were used since an earlier time.
 
     Args:
         states_before: the result of ``global_states`` at the earlier time.

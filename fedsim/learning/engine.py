@@ -143,8 +143,8 @@ class Learning(Learner):
         """Return the model from which the solver is built, which computes trainings and tests.
 
         Returns:
-            Descriptions of the layers, or a module. If tensors are frozen it is a module, which has
-            their values.
+            Descriptions of the layers of a model of fedsim's own; else a torch module. A model with
+            frozen tensors is always a module, which holds the values of these tensors.
         """
         if model.has_frozen:
             return self._module(0)
@@ -182,10 +182,10 @@ class Learning(Learner):
         probe(self._solver, self._objective, *data.train_samples(shard))
 
     def _try_stack(self, solver: Cohort, data: FederatedData) -> None:
-        """Test for which batches the solver can train several devices at once, as a stack.
+        """Test for which batches the solver can train the models of several devices at once.
 
-        The batches of devices are padded to a few widths. For each width, the first batch of one
-        device is tried. For widths that fail, the reason is appended to ``notes``.
+        The solver stacks the models, and pads batches to a few widths. For each width, the first
+        batch of one device is tried. For widths that fail, the reason is appended to ``notes``.
 
         Args:
             solver: the solver, which trains models that are stacked into one.

@@ -48,7 +48,7 @@ def entropy_watched() -> Iterator[list[str]]:
 
 
 def _patch_sources() -> None:
-    """Replace the functions that draw entropy by watched ones, unless an open context has."""
+    """Replace the functions that draw entropy by watched ones, unless they are replaced already."""
     with _lock:
         _Patches.watches += 1
         if _Patches.watches > 1:
@@ -92,10 +92,10 @@ _SOURCES = (
 
 
 class _Patches:
-    """State of the replaced entropy functions, common to all threads.
+    """State of the replaced functions that draw entropy, common to all threads.
 
-    ``watches`` counts the open contexts ``entropy_watched``. ``originals`` has the functions that
-    are replaced.
+    ``watches`` counts the open contexts ``entropy_watched``; the last one to end puts the original
+    functions back. ``originals`` has these functions, in the order of ``_SOURCES``.
     """
 
     watches: ClassVar[int] = 0

@@ -18,7 +18,11 @@ AccuracyOver = Literal["pooled", "device-mean"]
 
 
 class AccuracyAndLoss(NamedTuple):
-    """Accuracy (0 to 1) and loss of a test; None if a value is not finite or nothing was tested."""
+    """Accuracy (0 to 1) and loss of a test.
+
+    A value is None if it is not finite or nothing was tested. The accuracy is also None if the
+    objective has no accuracy, such as a regression.
+    """
 
     accuracy: float | None
     loss: float | None
@@ -106,15 +110,16 @@ class Evaluation:
         return float(self.loss_sum.sum() / self.count.sum())
 
     def device_accuracy(self) -> dict[int, float | None]:
-        """Return the accuracy of each device on its test samples; None without test samples.
+        """Return the accuracy of each device on its test samples.
 
         Returns:
-            Device -> accuracy, 0 to 1.
+            Device -> accuracy, 0 to 1; None without test samples. If a device has several entries,
+            its last entry counts.
         """
         return dict(zip(self.devices, self._ratios(self.correct), strict=True))
 
     def accuracy_and_loss(self, over: AccuracyOver) -> AccuracyAndLoss:
-        """Return accuracy and loss; None for a value that is not finite or has no test samples.
+        """Return accuracy and loss over all entries; None for a value that cannot be computed.
 
         Args:
             over: ``pooled`` for values over all answers, ``device-mean`` for the mean of the
@@ -127,10 +132,10 @@ class Evaluation:
         )
 
     def figure(self, metric: EvaluationMetric, over: AccuracyOver) -> float | None:
-        """Return the value of a metric; None if it is not finite, or if nothing was tested.
+        """Return the value of a metric, such as F1; None if it is not finite or nothing was tested.
 
         Args:
-            metric: the metric.
+            metric: a metric of the objective, whose values for the samples are in ``facts``.
             over: ``pooled`` for the value over the test samples of all devices together,
                 ``device-mean`` for the mean of the devices' values.
         """
@@ -142,11 +147,11 @@ class Evaluation:
         return _finite(metric.value(np.concatenate(facts)))
 
     def _ratios(self, sums: NDArray[np.int64] | NDArray[np.float64] | None) -> list[float | None]:
-        """Return each entry's sum divided by its count of answers; None if it has no answers.
+        """Return each entry's sum divided by its count of answers; None if there are no answers.
 
         Args:
             sums: correct answers or summed loss of each entry, [entries]; None if the objective has
-                no such sum, for a result of None for each entry.
+                no such sum. The result is then None for each entry.
         """
         if sums is None:
             return [None] * len(self.devices)

@@ -1,8 +1,9 @@
 """Pure functions of models, from which server optimisers, robust means, codecs and noise are built.
 
-A recipe stores the import path of its function, so that the function can be called later, in
-another process, and after a run is resumed. As a checkpoint could name any function, only functions
-that ``pure`` marks, in modules that are imported already, are called.
+The description of a model's computation stores the import path of the function, so that the
+function can be called later, in another process, and after a run is resumed. A checkpoint could
+name any function. Therefore only functions that ``pure`` marks are called, and no module of a user
+is imported for them.
 """
 
 import math
@@ -107,7 +108,7 @@ class NamedStream(NamedTuple):
 
     Attributes:
         streams: the random streams of the run.
-        name: purpose and integers of the stream.
+        name: name of the stream: its purpose, such as ``strategy/local-noise``, and integers.
     """
 
     streams: Streams
@@ -183,11 +184,11 @@ def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.float
 
 @pure
 def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """Replace some slices of a model, one array of weights, by another model's values.
+    """Replace some slices of a model, one array of weights, by values of another array.
 
     Args:
-        models: the model, float32 [d], and the source of the new values: a whole model, [d], or
-            the concatenated values of the slices.
+        models: two arrays: the model, float32 [d], and the source of the new values, which is a
+            whole model, [d], or the concatenated values of the slices.
         places: (begin, end) of each slice.
 
     Returns:
@@ -278,7 +279,8 @@ def mean_state(
         parts: each state (name -> array) and its weight.
 
     Returns:
-        Name -> mean array, with the first state's shape and dtype; empty if the weights sum to 0.
+        Name -> mean array, with the first state's shape and dtype; empty if no state remains, or
+        if the weights sum to 0.
 
     Raises:
         SimulationError: states differ in names or shapes.

@@ -1,9 +1,9 @@
-"""Snapshots of a torch module's memory outside its flat model, which can be compared.
+"""Snapshots of a torch module's hidden memory, which can be compared.
 
-The memory comprises attributes of each submodule, tensors outside the flat model, and closures of
-hooks. It also comprises all data that the code of the module's classes reaches: attributes of
-classes and functions, and globals of the user's Python modules. Only users' code is followed, not
-torch's.
+The flat model of a module has its parameters and buffers that are trained and sent. The hidden
+memory is all else: attributes of each submodule, other tensors, and closures of hooks. It also
+comprises all data that the code of the module's classes reaches: attributes of classes and
+functions, and globals of the user's Python modules. Only users' code is followed, not torch's.
 """
 
 import functools
@@ -63,9 +63,8 @@ def read_memory(
     """Take a snapshot of a module's hidden memory: all that it remembers except its flat model.
 
     The flat model has the parameters and buffers that are trained and sent. The hidden memory
-    consists of attributes, all other tensors, and globals that the module's code uses. Two
-    snapshots are compared by ``differences``, to find out whether a training has left something
-    behind.
+    consists of attributes, all other tensors, and globals that the module's code uses. Function
+    ``differences`` compares two snapshots, to find out whether a training has changed the memory.
 
     Args:
         module: the module.
@@ -110,9 +109,9 @@ def clear_caches(module: nn.Module) -> list[str]:
 
 
 def counts_of_norms(module: nn.Module) -> list[str]:
-    """Return the names of the counters of batches in norms whose class a user has defined.
+    """Return the names of the buffers ``num_batches_tracked`` in norms of a user's own classes.
 
-    The counters are the buffers ``num_batches_tracked``.
+    These buffers count the batches that a norm has seen. Norms of torch's own classes are left out.
     """
     names = []
     for name, part in module.named_modules():
@@ -140,7 +139,7 @@ def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list
 def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
     """Yield name and value of each attribute, tensor and hook of a submodule.
 
-    Attributes of torch's own, and the counts of batches of norms, are left out.
+    Left out are the attributes that every torch module has, and norms' counts of batches.
     """
     for key, value in vars(part).items():
         if key not in _STRUCTURE:
@@ -156,7 +155,10 @@ def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 class _SharedMemory:
-    """Memory that the objects of classes share, found by following the classes' code.
+    """Memory that several modules share: class attributes, and globals that their code uses.
+
+    It is found by following the code: from the modules' classes to their functions, and from a
+    function to the globals, functions and classes that it names.
 
     Args:
         parts: submodules, whose classes are followed.
@@ -180,7 +182,7 @@ class _SharedMemory:
                 self._follow_function(self._functions.pop())
 
     def _follow_class(self, cls: type) -> None:
-        """Add the attributes of a class to ``values``, and queue its functions to be followed."""
+        """Add the attributes of a class to ``values``, and note its functions to be followed."""
         if not self._visit(cls):
             return
         for key, value in list(vars(cls).items()):
@@ -211,7 +213,7 @@ class _SharedMemory:
             self.values[name] = function
 
     def _follow_value(self, name: str, value: object, names: list[str]) -> None:
-        """Add a global that a function uses to ``values``, and queue its code to be followed.
+        """Add a global that a function uses to ``values``, and note the code to be followed next.
 
         Args:
             name: name of the global, as a key of ``values``.
@@ -267,7 +269,10 @@ class _SharedMemory:
         return candidate
 
     def _visit(self, value: object, *names: str) -> bool:
-        """Mark a value as visited, and return whether this is its first visit with these names."""
+        """Mark a value as visited, and return whether this is its first visit with these names.
+
+        ``names`` are the attributes that are visited, if the value is a Python module.
+        """
         visit = hash((id(value), *names))
         is_new = visit not in self._visited
         self._visited.add(visit)
@@ -340,7 +345,7 @@ def _is_installed(module: str) -> bool:
 class _Reader:
     """Converter of objects to comparable values, for a snapshot of a module's memory.
 
-    An object that occurs twice is converted once.
+    If an object occurs a second time, its value is a constant text.
 
     Args:
         skipped_ids: ``id()`` of objects that are not read.
@@ -354,7 +359,7 @@ class _Reader:
         self._visited: set[int] = set()
 
     def token(self, value: object, depth: int = 0) -> Token:
-        """Convert an object, which ``depth`` other objects contain, to a comparable value."""
+        """Convert an object, which lies within ``depth`` nested objects, to a comparable value."""
         if value is None or isinstance(value, bool | int | str | bytes | type | types.ModuleType):
             return type(value), value
         if isinstance(value, float | complex):
@@ -371,7 +376,12 @@ class _Reader:
         return self._convert(value, depth + 1)
 
     def _convert(self, value: object, depth: int) -> Token:
-        """Convert an object that contains others, at ``depth``, or that is of a library."""
+        """Convert an object that contains others, by its type, to a comparable value.
+
+        Args:
+            value: the object, such as a container, a function or a random generator.
+            depth: count of nested objects around the objects that ``value`` contains.
+        """
         if isinstance(value, Mapping):
             return self._items(value, depth), self._of_object(value, depth)
         if isinstance(value, list | tuple | deque):
@@ -434,7 +444,11 @@ class _Reader:
         return self._entries(entries, depth)
 
     def _entries(self, values: list[Any], depth: int) -> Token:
-        """Convert the entries of a list: plain ones by one hash, of all others both ends."""
+        """Convert the entries of a list to a comparable value.
+
+        If all entries are numbers or texts, one hash compares them, for up to 2^20 entries. Of any
+        other list that has more than 100 entries, only the first and the last 50 are compared.
+        """
         if len(values) <= _MOST_PLAIN and _PLAIN.issuperset(map(type, values)):
             text = repr(values).encode(errors="surrogatepass")
             return len(values), hashlib.blake2b(text).digest()
@@ -445,7 +459,12 @@ class _Reader:
 
 
 def _of_tensor(tensor: Tensor, *, by_value: bool) -> Token:
-    """Convert a tensor to its bytes, or if it is large to its identity and version."""
+    """Convert a tensor to its bytes; a large tensor to its identity and version.
+
+    Args:
+        tensor: the tensor.
+        by_value: whether large tensors are converted to their bytes, too.
+    """
     shape = tuple(tensor.shape)
     is_large = tensor.numel() > _SMALL and not by_value
     if is_large or tensor.is_meta or tensor.layout != torch.strided:

@@ -25,7 +25,7 @@ class CopyCounts:
 
     Attributes:
         to_device, to_host: counts of copies in each direction.
-        to_device_bytes, to_host_bytes: their bytes.
+        to_device_bytes, to_host_bytes: sizes of all copies in each direction (bytes).
     """
 
     to_device: int = 0
@@ -44,7 +44,7 @@ def to_device(values: AnyArray, device: torch.device, *, shares: bool = False) -
         values: the array.
         device: the torch device.
         shares: whether, on a CPU, the tensor may share the memory of an array that is writable.
-            Otherwise its memory is torch's own, which is aligned.
+            Otherwise the tensor has new memory of torch, which is aligned.
 
     Returns:
         The tensor, with the array's shape and dtype.
@@ -99,7 +99,11 @@ def total(first: FlatModel, second: FlatModel) -> FlatModel:
 
 @contextmanager
 def counted_copies() -> Iterator[CopyCounts]:
-    """Return a context that counts the copies between host and torch device of all threads."""
+    """Return a context that counts the copies between host and torch device of all threads.
+
+    Yields:
+        The counts so far.
+    """
     counts = CopyCounts()
     _counts.append(counts)
     try:

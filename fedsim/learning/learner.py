@@ -1,4 +1,7 @@
-"""Interface of learners, which is also the learner of ``learning = "off"``, without weights."""
+"""Interface of learners, which make references to models and compute the models when needed.
+
+The base class is also the learner of runs with ``learning = "off"``, whose models have no weights.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +41,7 @@ class Learner:
         flops_per_sample: FLOPs of a training step on one sample.
         batch_sizes: batch size of each device, int64 [devices]; 0 for ``training.batch_size``, and
             None if all devices have that.
-        notes: text lines for the user, on how models are trained.
+        notes: text lines for the user, on how models are trained; empty if there is nothing to say.
     """
 
     learns: ClassVar[bool] = False
@@ -95,8 +98,8 @@ class Learner:
         """Return a reference to the model as it was after the first local epoch of a training.
 
         Args:
-            update: the result of the training. It is returned itself if it is computed already, or
-                has one epoch.
+            update: the result of the training. If this is computed already, or has fewer than two
+                epochs, ``update`` itself is returned.
         """
         recipe = update.recipe
         if not isinstance(recipe, Trained) or recipe.training.epochs < 2:
@@ -203,11 +206,13 @@ class Learner:
     ) -> Ref:
         """Return a reference to values that a function computes from a device's training samples.
 
+        The values are flattened to float32 [any length].
+
         Args:
-            function: a function of samples, labels and ``constants``.
+            function: takes the samples, [n, *shape], their targets, [n, ...], and ``constants``.
             device: index of the device.
-            version: version of its data.
-            constants: its other arguments, by name.
+            version: version of the device's data.
+            constants: name -> further argument of the function.
         """
         return self._name("values", recipe=None, device=device)
 
@@ -259,27 +264,29 @@ class Learner:
         self._serial = state
 
     def hold_restored(self, refs: Iterable[Ref]) -> None:
-        """Read models of a resumed run from disk into memory, as many as fit.
+        """Read models of a resumed run from the checkpoint's file into memory, as many as fit.
+
+        The weights of all other models stay in the file, and are read at each use.
 
         Args:
             refs: the models of the checkpoint.
         """
 
     def free_derived(self) -> None:
-        """Free the memory of models that can be computed from stored models at each use.
+        """Free the memory of models that equal another stored model except in some slices.
 
-        It is called before a checkpoint is written, which then stores only the slices in which such
-        a model differs.
+        They are computed from that model at each use. The method is called before a checkpoint is
+        written, which then stores only the slices.
         """
 
     # methods that compute weights, or depend on data
 
     def shift(self, device: int, version: int) -> None:
-        """Note that a device has new data, on which it is tested from now on.
+        """Use a new version of a device's test samples in later tests, as its data have shifted.
 
         Args:
             device: index of the device.
-            version: version of its data.
+            version: index of the version of the device's data.
         """
 
     @property
@@ -288,7 +295,7 @@ class Learner:
         return False
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Check that the model can be trained on batches of each device's data.
+        """Check that the model can be trained on all batches of devices, before these train.
 
         Args:
             sizes: device -> count of training samples.
@@ -298,29 +305,37 @@ class Learner:
         """
 
     def frozen(self) -> NDArray[np.float32]:
-        """Return the values of the model's frozen tensors, float32 [any length]."""
+        """Return the values of the model's frozen tensors, concatenated; float32 [any length].
+
+        The result is empty if the model has no such tensors, or if learning is off.
+        """
         return np.empty(0, dtype=np.float32)
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Name -> shape of a model's tensors, in the order of their values in the weights, [d].
+        """Name of each of the model's tensors -> its shape; empty if learning is off.
 
-        The mapping is empty if learning is off.
+        The tensors are in the order of their values in the model's weights, [d].
         """
         return {}
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Split a model's weights, one array, into its tensors, by torch's names.
-
-        The result is empty if learning is off.
+        """Split a model's weights, one array, into the model's tensors.
 
         Args:
             weights: the weights, float32 [d].
+
+        Returns:
+            Torch's name of a tensor -> its values, a view of ``weights``; empty if learning is off.
         """
         return {}
 
     async def value(self, ref: Ref) -> NDArray[np.float32]:
-        """Compute a model if needed, and return its weights, float32 [d], read-only."""
+        """Compute a model if needed, and return its weights, float32 [d], read-only.
+
+        Raises:
+            SimulationError: learning is off.
+        """
         (value,) = await self.values([ref])
         return value
 
@@ -356,7 +371,9 @@ class Learner:
         return distances
 
     async def compute(self, refs: Sequence[Ref]) -> None:
-        """Compute several models together, without returning their weights, which may go to disk.
+        """Compute several models together, without returning their weights.
+
+        The weights are stored in memory or on disk.
 
         Raises:
             SimulationError: learning is off, and ``refs`` is not empty.
@@ -368,13 +385,13 @@ class Learner:
             )
 
     async def note_skipped(self, models: Sequence[Ref], *, stay: bool = False) -> None:
-        """Note models that a run with learning would compute now; called if learning is off.
+        """Do nothing, at a point where a run with learning would compute models.
 
-        The trial run of ``fedsim check`` thus forecasts the memory of a run with learning; in all
-        other runs the call does nothing.
+        It is called only if learning is off. The learner of ``fedsim check`` overrides it to
+        forecast the memory of a run with learning.
 
         Args:
-            models: the models.
+            models: the models that a run with learning would compute.
             stay: whether the weights of all models would be in memory at once, to be read.
         """
 
@@ -399,12 +416,14 @@ class Learner:
         return None
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
-        """Compute updates, and return the weighted mean of their finite training losses.
+        """Compute updates, and return the weighted mean of their training losses.
+
+        Losses that are not finite are left out.
 
         Args:
-            updates: results of local trainings, and their weights.
+            updates: results of local trainings, and the weight of each in the mean.
 
         Returns:
-            The mean; None if learning is off or no loss is finite.
+            The mean; None if learning is off, no loss is finite, or the weights sum to 0.
         """
         return None

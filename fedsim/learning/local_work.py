@@ -111,7 +111,8 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
 class LocalWork:
     """Provider of jobs for the workers: local trainings, and choices of the best of several models.
 
-    ``job`` and ``choice_job`` collect the inputs in the run's process. ``train`` and ``objectives``
+    A choice finds the model of least loss on a device's data. ``job`` and ``choice_job`` collect
+    the inputs of a training and of a choice in the run's process. ``train`` and ``objectives``
     compute the results on a worker.
 
     Args:
@@ -171,8 +172,11 @@ class LocalWork:
     def train(self, jobs: Sequence[TrainingJob]) -> list[TrainedModel]:
         """Carry out local trainings, on a worker.
 
+        Args:
+            jobs: the inputs of each training.
+
         Returns:
-            For each job the trained weights, the loss and what the trainer reports, in order.
+            For each job the trained weights, the loss, and the trainer's reports and state.
         """
         use_one_thread()
         results: list[TrainedModel] = []
@@ -187,7 +191,7 @@ class LocalWork:
         return self._solver.at_once
 
     def _train_at_once(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
-        """Carry out several local trainings at once, at most ``at_once``."""
+        """Carry out local trainings, at most ``at_once``, as one call of the solver."""
         results: dict[int, Solved] = {}
         trainings: dict[int, tuple[LocalSolve, Descent]] = {}
         # The first job's solver serves all jobs: only ``Dense`` has a second one, and it takes one
@@ -205,7 +209,7 @@ class LocalWork:
         return [results[position] for position in range(len(jobs))]
 
     def _solver_of(self, job: TrainingJob) -> Solver:
-        """Return the solver of a training: by autograd if a gradient has no closed form."""
+        """Return the run's solver, or its version by autograd if a gradient has no closed form."""
         needs_autograd = job.recipe.training.contrast is not None
         needs_autograd |= self._training.sgd.clip is not None
         return self._solver.by_autograd if needs_autograd else self._solver
@@ -260,10 +264,10 @@ class LocalWork:
         return None if ref is None else self._models.of(ref)
 
     def choice_job(self, ref: Ref, data: FederatedData) -> ChoiceJob:
-        """Collect the inputs of a choice among models.
+        """Collect the inputs of a choice of the best of several models on a device's data.
 
         Args:
-            ref: the model, a choice out of models that have been computed.
+            ref: the model that is the result of the choice; all candidates have been computed.
             data: the data of all devices.
         """
         recipe = ref.recipe

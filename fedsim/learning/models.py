@@ -102,7 +102,7 @@ class Model(Spec):
         return sum(tensor.size for tensor in self.tensors(shape, classes))
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
-        """Return the size of the frozen tensors, which devices download once (bytes)."""
+        """Return the size of the frozen tensors (bytes), which each device downloads once."""
         return 0.0
 
     @property
@@ -111,16 +111,18 @@ class Model(Spec):
         return False
 
     def cut(self, by: CutBy, size: float) -> Self:
-        """Return a narrower version of this model, such as one for a slow device.
+        """Return a smaller version of this model, such as one for a slow device.
 
-        Its tensors are the first slices of this model's tensors.
+        The tensors of the smaller model are the first slices of this model's tensors.
 
         Args:
-            by: the quantity that is reduced: ``width``, ``rank`` or ``adapters``.
+            by: the quantity that is reduced. ``width``: the share of channels and units. ``rank``:
+                the rank of the adapters. ``adapters``: the rank, too, and only the adapters are
+                trained.
             size: the value of this quantity in the smaller model.
 
         Raises:
-            ScenarioError: the model has no such quantity, or it is less than ``size``.
+            ScenarioError: the model has no such quantity, or has a smaller value of it.
         """
         allowed = "models with adapters (model.lora)"
         if by == "width":
@@ -131,9 +133,9 @@ class Model(Spec):
         )
 
     def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:
-        """Return this model with all layers frozen but the last ones.
+        """Return this model with only the last layers trained, and all other layers frozen.
 
-        Its costs are the costs of a device that has no memory to train more layers.
+        The result gives the costs of a device that has no memory to train more layers.
 
         Args:
             count: count of trained layers.
@@ -180,7 +182,7 @@ class PartedModel(Model):
 
     @property
     def has_frozen(self) -> bool:
-        """Whether the scenario excludes some tensors from training."""
+        """Whether ``lora`` or ``train`` exclude some of the model's tensors from training."""
         return self.lora is not None or self.train is not None
 
     def cut(self, by: CutBy, size: float) -> Self:
@@ -241,7 +243,7 @@ class TorchModel(PartedModel):
 
     @abstractmethod
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        """Build the torch module as it is without adapters and frozen tensors.
+        """Build the torch module without adapters, and with no tensor frozen.
 
         Args:
             shape: shape of a sample.
@@ -251,9 +253,9 @@ class TorchModel(PartedModel):
         """
 
     def fitted(self, shape: Shape, classes: int) -> "nn.Module":
-        """Build the torch module with its adapters and frozen tensors, without meaningful values.
+        """Build the torch module with its adapters and frozen tensors, for its shapes and costs.
 
-        Only the module's shapes and costs are used.
+        The values of its tensors have no meaning.
 
         Args:
             shape: shape of a sample.

@@ -13,12 +13,16 @@ from fedsim.learning.modules import is_number, real_shape
 
 
 def fill_module(module: nn.Module, path: str, root: Path | None) -> None:
-    """Copy the arrays of a ``.safetensors`` file into a module's tensors, and print a note on them.
+    """Copy the arrays of a ``.safetensors`` file into a module's tensors of the same names.
+
+    A note for the user says which tensors the file has, and which it lacks; the latter keep their
+    values.
 
     Args:
         module: the module, changed in place.
-        path: ``model.file``.
-        root: ``data.root``; None if it is not set.
+        path: path of the file, ``model.file``.
+        root: the folder from which a relative path starts, ``data.root``; None for the working
+            directory or ``$FEDSIM_DATA``.
 
     Raises:
         DataError: the file or a tensor does not exist, or values are not finite.
@@ -48,7 +52,8 @@ def fill_module(module: nn.Module, path: str, root: Path | None) -> None:
 def _name_within(tensors: Mapping[str, Tensor], name: str) -> str:
     """Return the name that a tensor of a file has in a model.
 
-    The package peft renames the tensors of layers to which it adds adapters.
+    The names differ if the package peft has added an adapter to the layer: it then renames the
+    layer's tensors from ``LAYER.NAME`` to ``LAYER.base_layer.NAME``.
 
     Args:
         tensors: name -> tensor of the model.
@@ -83,7 +88,7 @@ def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
     Args:
         tensor: the tensor of the module.
         array: the array of the file.
-        where: begin of error messages, which names file and array.
+        where: text that names file and array, with which error messages begin.
 
     Raises:
         DataError: shape or dtype do not fit, or values are not finite.

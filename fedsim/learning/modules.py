@@ -1,4 +1,4 @@
-"""Functions on torch modules: build, check, add LoRA, freeze, load a file, count FLOPs."""
+"""Functions on torch modules: build, check, copy, add LoRA, freeze, apply, count FLOPs."""
 
 import copy
 import inspect
@@ -64,7 +64,7 @@ def settings_kept(where: str) -> Iterator[None]:
     """Return a context that restores torch's global settings, and raises if code changed them.
 
     Args:
-        where: text on the time of the change, for the error message.
+        where: text on the time of the change, such as "when it makes the module", for the error.
 
     Raises:
         ScenarioError: the code has changed the number of threads or the default dtype.
@@ -146,10 +146,11 @@ def _refuse_untrainable(module: nn.Module, path: str) -> None:
 
 
 def _prepare_for_copies(module: nn.Module) -> None:
-    """Make a user's module fit for copying and for the flat model, in place.
+    """Make a user's module fit for copying, and for use as a flat model, in place.
 
-    Buffers that are not finite, such as masks, are left out of the flat model. Tensors that belong
-    to a computation of gradients are detached, because torch could not copy them.
+    The flat model is one array of all values that are trained and sent. Buffers that are not
+    finite, such as masks, are left out of it. Tensors that belong to a computation of gradients are
+    detached, because torch could not copy them.
     """
     for part in module.modules():
         for key, buffer in part.named_buffers(recurse=False):
@@ -208,7 +209,7 @@ def is_number(tensor: Tensor) -> bool:
 
 
 def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the trained and sent tensors of a module; their values in order are its flat model.
+    """Return the trained and sent tensors of a module, whose values in order are its flat model.
 
     For each submodule these are its trained parameters, then its persistent float buffers (such as
     running statistics) that are not fixed. A tensor that several submodules share is listed once.
@@ -238,7 +239,7 @@ def _trained_of_part(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def real_shape(tensor: Tensor) -> Shape:
-    """Return the shape of a tensor's values in a flat model, where a complex number has two."""
+    """Return the shape of a tensor's real values; a complex number has two, in a last dimension."""
     return (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
 
 
@@ -252,7 +253,7 @@ def as_tensor_like(values: Tensor, like: Tensor) -> Tensor:
 
     Args:
         values: the slice; two values for each complex number.
-        like: the tensor, whose shape the result has; the result is complex if it is.
+        like: the tensor, whose shape the result has; the result is complex if ``like`` is.
     """
     shaped = values.reshape(real_shape(like))
     return torch.view_as_complex(shaped) if like.is_complex() else shaped
@@ -504,7 +505,7 @@ def _adapt(module: nn.Module, lora: LoRA) -> nn.Module:
 def _freeze(module: nn.Module, patterns: Patterns) -> None:
     """Exclude all tensors of a module from training that match no pattern, in place.
 
-    Norms with excluded statistics use them also in training.
+    A batch norm whose running statistics are excluded normalises by them in training, too.
 
     Args:
         module: the module.
@@ -530,5 +531,8 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
 
 
 def _set_to_evaluation(part: nn.Module, args: object) -> None:
-    """Set a norm to evaluation mode before a forward pass (a hook): its statistics stay."""
+    """Set a norm to evaluation mode before each forward pass, so that its statistics stay.
+
+    torch calls this function as a hook of the norm.
+    """
     part.training = False

@@ -41,7 +41,7 @@ class EvaluationMetric:
     Some values of each test sample are kept; the metric is computed from the values of all samples.
 
     Attributes:
-        name: name of the metric and of its column.
+        name: name of the metric, and of its column in the table of rounds.
         kinds: values of ``objective.kind``, such as ``classification``, that allow the metric.
         keep: outputs and targets of n samples -> the values that the metric keeps, [n, m].
         value: kept values of at least one sample -> the metric; NaN if it is not defined.
@@ -56,10 +56,10 @@ class EvaluationMetric:
 
 
 def mean_of_values(facts: SampleNumbers) -> float:
-    """Compute a metric that is the mean of all kept values, over samples and columns alike.
+    """Compute a metric as the mean of the values that it keeps of all test samples.
 
     Args:
-        facts: the values kept of each test sample, [n, m]; m is usually 1.
+        facts: the m values of each sample, [n, m]; m is usually 1.
     """
     return float(facts.mean())
 
@@ -102,7 +102,8 @@ def user_metric(path: str) -> EvaluationMetric:
     """Describe a user's metric: the mean of a function's values over the test samples.
 
     Args:
-        path: import path ``package.module:function``; the metric is named after the function.
+        path: import path ``package.module:function`` of a function of ``(outputs, targets)``, which
+            returns one number for each sample; the metric is named after the function.
     """
 
     def keep(outputs: "Tensor", targets: "Tensor") -> "Tensor":
@@ -197,7 +198,7 @@ class Objective(Spec):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the objective is classification by cross-entropy, which all solvers support."""
+        """Whether the objective is classification by cross-entropy, not by a user's own loss."""
         return self.kind == "classification" and self.loss is None
 
     @property
@@ -237,10 +238,10 @@ class Objective(Spec):
         raise NotImplementedError
 
     def misfit(self, contents: str) -> ScenarioError:
-        """Return the error that the data do not fit this objective, which the caller raises.
+        """Return the error that the data do not fit this objective; the caller raises it.
 
         Args:
-            contents: text on what the data have instead, such as ``targets float32 of shape (9,)``.
+            contents: text on the data, such as ``targets float32 of shape (9,)``.
         """
         return ScenarioError(
             f"objective.kind is {self.kind!r}, which needs {self.needs}; data.source has {contents}"

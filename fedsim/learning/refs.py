@@ -1,4 +1,4 @@
-"""References to models (``Ref``), and recipes by which uncomputed models can be computed.
+"""References to models (``Ref``), and recipes, which describe how models are computed.
 
 A model is computed when its weights are first needed. Its ref then drops the recipe, which frees
 all models that only this recipe needs.
@@ -225,10 +225,12 @@ class Ref:
         held: the weights in memory, on disk or on a torch device; None until the model is
             computed.
         finite: whether all weights are finite numbers; False until the model is computed.
-        loss: the training loss, shared by all refs made of an update; None for other models.
-        losses, choice: for a choice among models, the objective (loss plus L2 penalty) of each one,
-            float64 [models], and the index of the chosen model; None for other models, and before
-            the choice.
+        loss: the training loss of an update, in an object that models made of the update share;
+            None for other models.
+        losses: for a choice among models, the objective (loss plus L2 penalty) of each candidate,
+            float64 [models]; None for other models, and before the choice.
+        choice: for a choice among models, the index of the chosen candidate; None as for
+            ``losses``.
         state: name -> array of the trainer's state after a training, or of the mean state of a mix
             if states are sent; None for other models.
     """
@@ -300,13 +302,13 @@ class Ref:
         self.recipe = None
 
     def choose(self, losses: NDArray[np.float64]) -> None:
-        """Decide a choice among models: take over the weights of the one with the least loss.
+        """Decide a choice among models: take over the weights of the candidate of least loss.
 
         Among equal losses the first one is chosen. A loss that is not finite counts as infinite.
-        The recipe is dropped.
+        The recipe of the choice, which has the candidates, is dropped.
 
         Args:
-            losses: the objective of each candidate, float64 [models].
+            losses: the objective (loss plus L2 penalty) of each candidate, float64 [models].
 
         Raises:
             ValueError: this model is no choice, or the choice has been made.
@@ -339,11 +341,11 @@ _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Tr
 
 
 class _ReadyModel(NamedTuple):
-    """Model whose parents are computed, in the order in which such models are taken.
+    """Model whose parents (the models that it needs) are computed; the least one is computed first.
 
     Attributes:
         rank: position of the recipe's type in the order of computation (``_RANKS``).
-        serial: serial of the model, by which the oldest is the first.
+        serial: serial of the model, by which the oldest is the first among equal ranks.
         ref: the model.
     """
 
@@ -353,13 +355,14 @@ class _ReadyModel(NamedTuple):
 
 
 class Waves:
-    """Iterator over models in an order in which they can be computed: waves of models at a time.
+    """Iterable of uncomputed models, in an order in which they can be computed: wave by wave.
 
     All models that the targets need are included. A wave is a list of models with one type of
-    recipe, which can be computed together. An initial model or a mix is a wave by itself, and comes
-    before all other waves. Otherwise a wave has all functions, all choices or all trainings whose
-    parents are computed, oldest first. The caller must compute a wave before it takes the next one,
-    and may iterate once.
+    recipe, which can be computed together once all earlier waves are computed. An initial model or
+    a mix (weighted sum) that is ready is the next wave by itself. If there is none, the next wave
+    has all functions that are ready, or else all choices, or else all trainings, oldest first. A
+    model is ready if the models that it needs are in earlier waves or computed already. The object
+    can be iterated over once.
 
     Args:
         targets: the models to compute; computed ones are skipped.
@@ -386,7 +389,7 @@ class Waves:
         heappush(self._ready, _ReadyModel(_RANKS[type(recipe)], ref.serial, ref))
 
     def __len__(self) -> int:
-        """Return the count of models that are not computed yet."""
+        """Return the count of models in all waves; not for use after the iteration has begun."""
         return len(self._missing_parents)
 
     def __iter__(self) -> Iterator[list[Ref]]:

@@ -1,4 +1,4 @@
-"""Samples that stay on a torch device, so that each is copied there once."""
+"""Samples that stay on a torch device, so that they are copied there once for many uses."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -122,7 +122,10 @@ class ResidentSamples:
         return self._normalised(raw), targets
 
     def numbers(self, values: AnyArray) -> Tensor:
-        """Return an array that is used often, such as targets, as a tensor on the torch device."""
+        """Return an array that is used often, such as targets, as a tensor on the torch device.
+
+        The tensor stays there as samples do, and is returned again for an array of equal values.
+        """
         if not self.stays:
             return self._send(values)
         key = ("numbers", values.dtype.str, values.shape, values.tobytes())
@@ -133,14 +136,17 @@ class ResidentSamples:
         return to_device(values, self.device, shares=True)
 
     def _raw_samples(self, part: str, shard: Shard) -> tuple[Tensor, Tensor]:
-        """Return the samples of a shard, not normalised, [n, *shape], and their targets, [n, ...].
+        """Return the training or test samples of a shard, which stay on the torch device.
 
-        They are copied to the torch device if it lacks them. Shards with equal contents share
-        a copy.
+        The samples are copied there if the device lacks them. Shards with equal contents share a
+        copy.
 
         Args:
             part: ``train`` or ``test``.
             shard: a device's data: samples of the pool, and their transformation.
+
+        Returns:
+            The samples, not normalised, [n, *shape], and their targets, [n, ...].
         """
         index = shard.train if part == "train" else shard.test
         labels = None if shard.label_map is None else shard.label_map.tobytes()
@@ -166,7 +172,7 @@ class ResidentSamples:
         If memory is short, the tensors that were used longest ago are freed.
 
         Args:
-            key: the content of the tensors; equal keys have equal tensors.
+            key: values that determine the content of the tensors.
             send: copies the tensors to the torch device; called if they are not there.
         """
         with self._lock:

@@ -1,4 +1,4 @@
-"""Models that stay on a torch device: those that trainings start from, their results, and sums.
+"""Models that stay on a torch device: starts of trainings, results of trainings, and sums.
 
 A model goes to the torch device when it is used there first, and comes back when the host reads it.
 Results have the same bits wherever they are computed. A sum of models is computed in float64, by
@@ -178,10 +178,14 @@ class ResidentModels:
     def named(self, ref: Ref) -> Weights | NamedWeights:
         """Return a computed model in the form in which it is sent to a worker.
 
-        The worker gets the weights on the torch device from it by ``flat``.
+        The worker calls ``flat`` with it, to get the weights on the torch device.
 
         Args:
             ref: the model.
+
+        Returns:
+            The weights and the model's serial, by which ``flat`` finds a copy on the torch device;
+            on a CPU the weights alone.
 
         Raises:
             ValueError: the model has not been computed.
@@ -221,7 +225,7 @@ class ResidentModels:
     def of(self, ref: Ref) -> FlatModel:
         """Return the weights of a computed model for use on the torch device, float32 [d].
 
-        They are a tensor there, or on a CPU the array, and must not be changed.
+        The weights are a tensor there, or on a CPU the array, and must not be changed.
 
         Args:
             ref: the model.
@@ -232,7 +236,7 @@ class ResidentModels:
         """Free the copies that were used longest ago, until there is room for ``size`` bytes.
 
         Returns:
-            Whether there is room.
+            Whether there is room; False if it does not suffice to free all copies.
         """
         with self._lock:
             while self._copies and self.used_bytes + size > self.memory_bytes:
@@ -241,15 +245,24 @@ class ResidentModels:
             return self.used_bytes + size <= self.memory_bytes
 
     def release(self, size: int) -> None:
-        """Note that ``size`` bytes of a model that was computed on the torch device are free."""
+        """Count the memory of a model that was computed on the torch device as free.
+
+        ``ResidentWeights`` calls it when the model leaves the torch device or is deleted.
+
+        Args:
+            size: size of the model (bytes).
+        """
         with self._lock:
             self._computed_bytes -= size
 
     def settle(self, results: Sequence[Solved]) -> list[TrainedModel]:
-        """Let results of trainings stay on the torch device, or bring them back in one copy.
+        """Let results of trainings stay on the torch device, or move them to the host in one copy.
 
         Args:
             results: the results, whose models may lie on the torch device.
+
+        Returns:
+            The results in order, as a worker returns them. A model stays if there is room.
         """
         tensors = [solved.weights for solved in results if isinstance(solved.weights, Tensor)]
         models = iter(self.keep(tensors))
@@ -260,10 +273,13 @@ class ResidentModels:
         return settled
 
     def keep(self, tensors: Sequence[Tensor]) -> Sequence[Weights | ResidentWeights]:
-        """Let new models stay on the torch device if there is room; else bring them back at once.
+        """Let new models stay on the torch device if there is room; else move all to the host.
 
         Args:
             tensors: the models, float32 [d] each, in memory that nothing else uses.
+
+        Returns:
+            The weights of each model, which lie on the torch device, or are arrays on the host.
         """
         if not tensors:
             return []
@@ -281,7 +297,7 @@ class ResidentModels:
         ]
 
     def bring_back(self, refs: Iterable[Ref], *, copies_stay: bool) -> None:
-        """Bring models that were computed on the torch device to the host, all in one copy.
+        """Move models that were computed on the torch device to the host, all in one copy.
 
         Args:
             refs: the models; models that lie on the host are skipped.
@@ -324,7 +340,7 @@ class ResidentModels:
         return model
 
     def new_sum(self, length: int) -> "MixSum":
-        """Return an empty sum of models.
+        """Return an empty sum of coefficient x model, to which models are added one by one.
 
         Args:
             length: count of weights of a model, d.
@@ -333,9 +349,9 @@ class ResidentModels:
 
     @cached_property
     def adds_alike(self) -> bool:
-        """Whether a trial sum in float64 has the same bits on the torch device as on the host.
+        """Whether a trial sum of models has the same bits on the torch device as on the host.
 
-        By IEEE 754 it has. If it has not on some torch device, the host computes all sums.
+        IEEE 754 requires equal bits. If a torch device has other bits, the host computes all sums.
         """
         draw = np.random.default_rng(0)
         expected = RunningSum(_TRIAL_WEIGHTS)
@@ -353,7 +369,7 @@ class ResidentModels:
 def add_product(total: Tensor, product: Tensor, model: Tensor, coefficient: float) -> None:
     """Add coefficient x model to a sum, in two operations, each of which is rounded by itself.
 
-    A single operation could be computed with one rounding (fused multiply-add), as GPUs do.
+    GPUs would compute a single operation with one rounding (fused multiply-add), and other bits.
 
     Args:
         total: the sum, float64 [d], which is changed.
@@ -369,7 +385,8 @@ class MixSum:
     """Sum of coefficient x model, to which models are added one by one, on host or torch device.
 
     The sum begins on the host, and moves to the torch device with the first model that was computed
-    there. Its bits are those of ``weighted_sum`` of the same models in the same order.
+    there. If ``ResidentModels.adds_alike`` is False, the sum stays on the host. The result is
+    bitwise equal to ``weighted_sum`` of the same models in the same order.
 
     Args:
         models: the models on the torch device.
@@ -418,8 +435,8 @@ class MixSum:
 class ResidentScratch(Scratch):
     """Storage of computed models on a torch device, and beyond its memory on the host and disk.
 
-    If new results need room on the torch device, models that it has not used lately move to the
-    host.
+    If results of trainings need room on the torch device, models that the device has not used
+    lately move to the host.
 
     Args:
         memory_bytes: memory of the host for models.
@@ -445,7 +462,10 @@ class ResidentScratch(Scratch):
         self._resident.pop(key, None)
 
     def _free_resident(self) -> None:
-        """Move the first stored model to the host; if it was used since, put it last instead."""
+        """Move the first model in the queue to the host, or to the end of the queue.
+
+        It goes to the end of the queue if the torch device has used it since it was put there.
+        """
         key, reference = next(iter(self._resident.items()))
         ref = reference()
         if ref is None or not isinstance(ref.held, ResidentWeights):

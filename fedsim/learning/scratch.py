@@ -31,9 +31,9 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class ComputedWeights(StoredTensor):
-    """Base of computed weights of a model, float32 [d], that are not in the host's memory.
+    """Base of a model's computed weights, float32 [d], that are not an array of the host.
 
-    They are on a GPU, for example. ``read``, which subclasses define, copies them into an array.
+    They lie on a GPU, for example. ``read``, which subclasses define, copies them into an array.
 
     Args:
         length: count of weights, d.
@@ -181,16 +181,22 @@ class Scratch:
         self._substitutes.pop(key, None)
 
     def _free_one(self) -> None:
-        """Free the memory of the first stored model with a substitute, or else of the first one."""
+        """Free the memory of one model: the oldest one with a substitute, or else the oldest one.
+
+        A substitute is the weights as a function of other models (``hold``).
+        """
         self._free(next(iter(self._substitutes or self._in_memory)))
 
     def free_substituted(self) -> None:
-        """Free the memory of all models that have a substitute."""
+        """Free the memory of all models whose weights can be computed from other models.
+
+        The weights are then computed at each use, by the ``substitute`` of ``hold``.
+        """
         for key in list(self._substitutes):
             self._free(key)
 
     def _free(self, key: int) -> None:
-        """Free the memory of a model, whose weights move to its substitute or to the file.
+        """Free the memory of a model; its substitute replaces the weights, or they go to the file.
 
         Args:
             key: ``id()`` of the model.

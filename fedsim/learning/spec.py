@@ -31,11 +31,11 @@ LANES = 16
 
 
 class TrainingSession(NamedTuple):
-    """Numbers on which an optimiser's steps may depend: learning rate, round and steps.
+    """Numbers on which an optimiser's steps may depend: learning rate, round and counts of steps.
 
-    Only optimisers with a schedule depend on more than the learning rate. For all others the
-    further fields keep their defaults, so that trainings which differ in them can be computed
-    together, as one stack of models.
+    Only optimisers with a schedule depend on more than the learning rate. For all other optimisers
+    the fields after ``lr`` keep their defaults, so that trainings with different rounds or counts
+    of steps can be computed together, as one stack of models.
 
     Attributes:
         lr: learning rate of the round.
@@ -188,7 +188,7 @@ class Trainer(Spec):
 
     @property
     def loss_options(self) -> Mapping[str, float]:
-        """Options of the loss for torch's ``cross_entropy``, such as ``label_smoothing``."""
+        """Options of torch's ``cross_entropy`` as the loss, such as ``label_smoothing``."""
         return {}
 
     def stack_steps(
@@ -196,8 +196,8 @@ class Trainer(Spec):
     ) -> Callable[[], None]:
         """Return a function that makes one optimiser step for several devices' stacked models.
 
-        Their models are stacked along the first axis. The function has no arguments, and is called
-        when the gradients of the parameters are set.
+        The models are stacked along the first axis. The function has no arguments. It is called
+        once for each step, when the parameters have their gradients.
 
         Args:
             parameters: name -> parameter of all W stacked models, [W, *shape].
@@ -212,7 +212,9 @@ class Trainer(Spec):
 
     @returns("a whole number, 0 or more", find_outside(least=0))
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
-        """Return how many numbers of the trainer's state ``state = "sent"`` sends with updates.
+        """Return how many numbers of the trainer's state are sent with a model.
+
+        They are sent if ``training.state`` is ``sent``.
 
         Args:
             shapes: shapes of the model's tensors by name.
@@ -230,19 +232,23 @@ class Trainer(Spec):
 
     @property
     def steps_along_gradient(self) -> bool:
-        """Whether K steps move the model by lr times the sum of K gradients, momentum aside.
+        """Whether each step moves the model by -lr times the gradient, apart from momentum.
 
-        Some strategies, such as SCAFFOLD, need this.
+        Some strategies, such as SCAFFOLD, need this, because they compute the gradients of a
+        training from the change of the model.
         """
         return False
 
     @property
     def sgd(self) -> "TrainingSpec":
-        """Settings of fedsim's own SGD steps; the defaults if the trainer has a different kind."""
+        """Settings of fedsim's own SGD; its defaults if this trainer is not fedsim's SGD."""
         return TrainingSpec()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by an importable class, which is the base of a class made by ``with_any_kind``."""
+        """Pickle the trainer by a class that another process can import, and by its settings.
+
+        For a class that was made at run time by ``with_any_kind``, this is the base class.
+        """
         cls = type(self)
         is_importable = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
         return _unpickle, (cls if is_importable else cls.__base__, self.model_dump())

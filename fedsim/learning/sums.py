@@ -1,4 +1,4 @@
-"""Coefficients and state of a mix (weighted sum of models) without its non-finite models."""
+"""Weighted sums of models without their non-finite models: coefficients and trainers' states."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,16 @@ from fedsim.learning.refs import Mixed
 def coefficients_of(recipe: Mixed, finite: Sequence[bool]) -> list[float] | None:
     """Return the coefficients of the finite models in a weighted sum.
 
-    If the recipe requires it, they are scaled to the sum of all coefficients.
+    If models are left out and ``recipe.rescale`` is set, the coefficients of the other models are
+    scaled to the sum of all coefficients.
 
     Args:
         recipe: the weighted sum.
         finite: for each part, whether its weights are finite.
 
     Returns:
-        The coefficient of each finite part, in order; None if ``recipe.otherwise`` must be used.
+        The coefficient of each finite part, in order; None if no part is finite or rescaling is
+        impossible, so that ``recipe.otherwise`` replaces the sum.
     """
     all_coefficients = [coefficient for _, coefficient in recipe.parts]
     coefficients = []

@@ -28,11 +28,14 @@ _KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and
 
 
 class SampleResults(NamedTuple):
-    """Results of tests of models on n test samples, as a worker returns them to ``evaluation_of``.
+    """Results of tests of models on n test samples, as a worker returns them.
+
+    ``evaluation_of`` sums them by device. An answer is a prediction: of a sample, or of each token.
 
     Attributes:
         scores: loss, count of correct answers and count of answers of each sample, float64 [n, 3].
-        facts: name of a metric -> the values from which it is computed, of each sample, [n, m].
+        facts: name of a metric -> the m values of each sample from which the metric is computed,
+            float64 [n, m].
     """
 
     scores: SampleNumbers
@@ -133,19 +136,19 @@ class TestSets:
         self._lists: dict[tuple[int, ...] | None, TestSamples] = {}
 
     def shift(self, device: int, version: int) -> None:
-        """Note that a device has new data, on which it is tested from now on.
+        """Use a new version of a device's test samples in later tests, as its data have shifted.
 
         Args:
             device: index of the device.
-            version: version of its data.
+            version: index of the version of the device's data.
         """
         self._versions[device] = version
         self._lists.clear()
 
     def samples_of(self, devices: Sequence[int] | None) -> TestSamples:
-        """Return the test samples of devices.
+        """Return the test samples of devices, in the current versions of their data.
 
-        The last results are cached, up to 1 GiB.
+        The results of the last calls are cached, up to 1 GiB.
 
         Args:
             devices: indices of the devices; None for all.
@@ -165,7 +168,7 @@ class TestSets:
         return sum(samples.bytes for samples in self._lists.values())
 
     def shard(self, device: int) -> Shard:
-        """Return the present shard of a device: which samples it holds."""
+        """Return the current shard of a device: its sample indices and their transform."""
         return self._data.shard(device, int(self._versions[device]))
 
     def _gather(self, devices: Sequence[int]) -> TestSamples:
@@ -193,7 +196,10 @@ class TestSets:
 
     @property
     def _image_numbers(self) -> int:
-        """Count of values for which an image needs memory, at its input or at a model's output."""
+        """Count of values by which an image's need for memory is estimated.
+
+        It is the count of the image's own values; for tokens, it includes a model's outputs.
+        """
         pool = self._data.pool
         numbers = int(np.prod(pool.shape))
         if pool.vocabulary:  # a model may output many values for each token
@@ -210,6 +216,9 @@ class TestSets:
             image_of_sample: index in ``images`` of each sample's image, ascending, int64 [samples].
             targets: targets of the samples, [samples, ...].
             keeps_images: whether the blocks keep their images in memory.
+
+        Returns:
+            Blocks of images by ascending ID, each with its samples.
         """
         width = max(1, _BLOCK_NUMBERS // self._image_numbers)  # images in a block
         starts = range(0, len(images), width)
@@ -224,9 +233,9 @@ class TestSets:
 
 
 def _map_labels(y: AnyArray, owner: Ints, shards: Sequence[Shard]) -> AnyArray:
-    """Replace the labels of samples as the label maps of their devices' shards say.
+    """Replace the labels of samples by the label maps of their devices' shards.
 
-    A label map has a new label for each class.
+    A label map has the new label of each class.
 
     Args:
         y: targets, [samples, ...].
@@ -262,8 +271,8 @@ def evaluate_block(
     Args:
         solver: the solver of the model.
         objective: the objective, which has loss and metrics.
-        models: models on the torch device of the solver.
-        model: the model, float32 [d].
+        models: store of models on the torch device of the solver.
+        model: the model, as ``ResidentModels.named`` returns it.
         samples: the block and its samples.
     """
     use_one_thread()
@@ -289,9 +298,9 @@ def evaluate_each(
         solver: the solver of the models.
         objective: the objective, which has loss and metrics.
         samples: all samples on the torch device of the solver.
-        models: models on the torch device of the solver.
-        tested: the models, float32 [d] each.
-        shards: the shard of each model.
+        models: store of models on the torch device of the solver.
+        tested: the models, each as ``ResidentModels.named`` returns it.
+        shards: for each model, the shard (a device's data) on which it is tested.
 
     Returns:
         The results on the samples of all shards, concatenated.
@@ -331,11 +340,11 @@ def evaluation_of(
         objective: the objective of the run.
         devices: the tested devices.
         owner: index in ``devices`` of each sample's device, int64 [samples].
-        results: the results on parts of the samples.
+        results: the results on parts of the samples, which together have all samples.
         order: indices of the samples in the order of ``results``; None for ascending order.
 
     Returns:
-        The evaluation of the devices.
+        The evaluation, with one entry for each of ``devices``.
     """
 
     def in_sample_order(parts: Sequence[SampleNumbers]) -> SampleNumbers:
