@@ -1,1 +1,1 @@
-"""Solvers of local SGD: ``reference`` defines the result in plain torch, and ``dense`` is faster."""
+"""Solvers of local SGD: ``reference`` defines the results in plain torch; the others are faster."""

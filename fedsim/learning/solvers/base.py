@@ -63,9 +63,9 @@ class Batches:
 
 
 def batch_width(samples: int, batch_size: int) -> int:
-    """Return the width to which a device's batches are padded: the columns of ``Batches.rows``.
+    """Return the count of samples to which each batch of a device is padded.
 
-    The width depends only on the arguments, so that results do not depend on other devices.
+    The count depends only on the arguments, so that results do not depend on other devices.
 
     Args:
         samples: count of the device's samples.
@@ -109,7 +109,7 @@ def draw_batches(
 def _draw_epochs(
     generator: np.random.Generator, samples: int, batching: Batching, steps: int
 ) -> Batches:
-    """Draw the batches of ``steps`` steps, in as many epochs as these need."""
+    """Draw the batches of ``steps`` SGD steps, in as many epochs as the steps need."""
     batch_size = batching.size
     per_epoch = max(1, batching.count(samples))
     last_size = batching.last_size(samples)
@@ -134,8 +134,8 @@ class Descent:
     """Rule of an SGD step: v <- momentum v + gradient, w <- w - lr v.
 
     The gradient is g + weight_decay w + 2 l2 w + mu (w - anchor) + linear. Here w is the model, v
-    the velocity, and g the gradient of the mean loss with the contrastive term; the anchor and the
-    linear term are inputs of a device's training.
+    the velocity, and g the gradient of the mean loss with the contrastive term. The term 2 l2 w is
+    for kernels only. The anchor and the linear term are inputs of a device's training.
 
     Attributes:
         lr: learning rate.
@@ -143,8 +143,8 @@ class Descent:
         weight_decay: factor of w in the gradient of every parameter.
         l2: factor of the L2 penalty on kernels.
         mu: factor of the proximal term.
-        l2_on: the kernels with the L2 penalty: all, or those of dense layers.
-        held: ranges (begin, end) of the model, as indices of its weights [d], that are frozen.
+        l2_on: the kernels with the L2 penalty: all ``kernels``, or the kernels of ``dense`` layers.
+        held: ranges (begin, end) of the model's weights [d] that are frozen.
         clip: greatest norm of g, to which g is scaled down; None for no limit.
     """
 
@@ -187,7 +187,7 @@ class ParameterStep:
 
     Args:
         parameter: the tensor that is trained.
-        descent: the rule of its steps.
+        descent: the rule of the tensor's steps.
         shrinkage: factor of the parameter in its gradient (``Descent.shrinkage``).
         constant: part of the gradient that is equal in all steps (``LocalSolve.constant``); None
             for 0.
@@ -209,8 +209,8 @@ class ParameterStep:
         """Change the parameter by one SGD step, given the gradient of the mean loss.
 
         Args:
-            gradient: gradient of the mean loss, of the parameter's shape; other terms are added
-                here.
+            gradient: gradient of the mean loss, of the parameter's shape; this method adds the
+                gradients of all other terms.
         """
         descent = self.descent
         weight = self.parameter
@@ -279,7 +279,7 @@ class TrainingTask(NamedTuple):
 class LocalSolve:
     """Inputs of a device's local training: its start, samples, batches, and terms of the loss.
 
-    The models are tensors on the solver's torch device, or arrays.
+    Each model among the inputs is a tensor on the solver's torch device, or an array on the host.
     """
 
     weights: FlatModel
@@ -308,14 +308,21 @@ class LocalSolve:
         return start.clone() if isinstance(start, Tensor) else start.copy()
 
     def has_constant(self, descent: Descent) -> bool:
-        """Return whether a part of the gradient is equal in all steps."""
+        """Return whether a part of the gradient is equal in all steps (``constant``).
+
+        Args:
+            descent: the rule of an SGD step, which has the factor mu of the proximal term.
+        """
         return self.linear is not None or (self.anchor is not None and descent.mu != 0.0)
 
     def constant(self, descent: Descent) -> FlatModel | None:
         """Return the part of the gradient that is equal in all steps, float [d]; None for 0.
 
-        The part is linear + mu (start - anchor). The remaining proximal term, mu (w - start), is
-        computed in each step.
+        The part is linear + mu (start - anchor). The other part of the proximal term's gradient,
+        mu (w - start), is computed in each step.
+
+        Args:
+            descent: the rule of an SGD step, which has the factor mu of the proximal term.
         """
         if self.anchor is None or not descent.mu:
             return self.linear
@@ -331,7 +338,7 @@ class Solved(NamedTuple):
         weights: the trained weights, float [d].
         train_loss: the mean loss over the samples of the last epoch; NaN if there were no steps.
         numbers: name -> value that the trainer reports.
-        state: name -> array of the trainer's state.
+        state: name -> array of the trainer's state, which the device's next training may need.
     """
 
     weights: FlatModel
@@ -343,7 +350,8 @@ class Solved(NamedTuple):
 class Solver(ABC):
     """Base of the implementations of local training and of tests, for the model of a run.
 
-    Several threads may use a solver at once.
+    A subclass implements ``solve``, which trains the model on one device's samples, and
+    ``outputs``, which applies it to test samples. Several threads may use a solver at once.
 
     Args:
         device: torch device of the computation.
@@ -456,7 +464,12 @@ class Solver(ABC):
         return loss + l2 * self._squares(on_host(weights), l2_on)
 
     def _squares(self, weights: Weights, l2_on: Penalised) -> float:
-        """Return the sum of the squared entries of a model's kernels with the L2 penalty."""
+        """Return the sum of the squared entries of the kernels to which the L2 penalty applies.
+
+        Args:
+            weights: the model, float [d].
+            l2_on: ``kernels`` if all kernels are penalised; ``dense`` for kernels of dense layers.
+        """
         squares = 0.0
         begin = 0
         for name, shape in self.tensors:
@@ -508,7 +521,7 @@ _thread = threading.local()
 
 
 def use_one_thread() -> None:
-    """Let torch compute on a single thread when the calling thread uses it.
+    """Make torch compute on a single thread in calls from the calling thread.
 
     With several threads the last bits of results would depend on how torch splits the work.
     """

@@ -58,7 +58,8 @@ def interrupted_after(seconds: float) -> Iterator[None]:
 class ByTrainer(Reference):
     """Solver that calls the scenario's trainer for each device's training.
 
-    Each training has a new copy of the module. Results of the trainer are checked.
+    The trainer gets a new copy of the module each time. Its results are checked: the names and
+    shapes of the tensors, and that it has drawn no unseeded random numbers.
 
     Args:
         module: the module.
@@ -101,7 +102,7 @@ class ByTrainer(Reference):
         """Raise ``SimulationError`` if the trainer has drawn random numbers that are not seeded.
 
         Args:
-            generators: names of the global generators that were used.
+            generators: names of the global generators from which the trainer has drawn.
             draw_places: files and lines of draws from the operating system's entropy.
         """
         if generators:
@@ -163,14 +164,16 @@ class ByTrainer(Reference):
         """Check the return value of a trainer, and convert it to the result of a training.
 
         Args:
-            outcome: tensors by name, and numbers by name.
-            trained: name -> tensor of the flat model.
+            outcome: the return value, which should be two mappings: name -> trained tensor, and
+                name -> number that the trainer reports.
+            trained: name -> tensor of the module that is trained and sent.
             context: the context of the training, with the trainer's state.
             solve: the inputs of the training.
             descent: the rule of a step.
 
         Raises:
-            SimulationError: the return value has no such two mappings, or the state no tensors.
+            SimulationError: the return value is anything else, or the trainer's state has a value
+                that is no tensor.
         """
         try:
             tensors, numbers = outcome

@@ -25,7 +25,7 @@ def choose_solver(
     """Choose the fastest solver that can train a model in the trainer's precision.
 
     Args:
-        model: layers as data, or a module.
+        model: a description of fedsim's own layers, or a torch module.
         device: the torch device on which the solver computes.
         solver_name: ``training.solver``: ``reference``; ``fast``, which allows gradients in closed
             form, and stacks of models on a GPU; or ``cohort``, stacks on any device.

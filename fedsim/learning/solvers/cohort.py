@@ -85,8 +85,8 @@ class Cohort(Reference):
     Attributes:
         lanes: count of models in a stack.
         obstacle: the reason why the module can never be stacked; "" if there is none.
-        stackable_widths: counts of samples in a padded batch for which ``try_stack`` has found that stacks
-            give correct results; trainings with other batches are carried out one at a time.
+        stackable_widths: counts of samples in a padded batch for which ``try_stack`` has found that
+            stacks give correct results; trainings with other batches are carried out one at a time.
         one_by_one: names of operations of the module that torch cannot compute for all models of a
             stack at once, and computes model by model.
     """
@@ -109,7 +109,7 @@ class Cohort(Reference):
         self.one_by_one: tuple[str, ...] = ()
 
     def _find_layer_obstacle(self) -> str:
-        """Return the reason why the module cannot be stacked, by its layers and tensors.
+        """Return the reason why the module's layers or tensors prevent stacks of models.
 
         Returns:
             The reason, such as a norm by the batch; "" if there is none.
@@ -152,7 +152,7 @@ class Cohort(Reference):
         """Train several devices' models as one stack, and check a user's module for hidden state.
 
         Args:
-            kind: what all trainings have in common.
+            kind: properties that all trainings share.
             trainings: inputs and rule of descent of each training, at most ``lanes``.
 
         Returns:
@@ -212,7 +212,8 @@ class Cohort(Reference):
         one, the lanes share its memory.
 
         Args:
-            models: float [d] each, of which the last one is repeated for the lanes left over.
+            models: the models of the first lanes, float [d] each; the last model is repeated for
+                the lanes that are left over.
 
         Returns:
             The models of all lanes, float [W, d], which must not be changed.
@@ -228,7 +229,7 @@ class Cohort(Reference):
         return torch.stack(copy_of_lane)
 
     def _loss_options(self, kind: StackKind) -> Mapping[str, float]:
-        """Return options of torch's ``cross_entropy`` for a stack's trainings; by default none."""
+        """Return options of torch's ``cross_entropy`` for the trainings of a stack, by name."""
         return {}
 
     def _kind_of(self, solve: LocalSolve, descent: Descent) -> StackKind:
@@ -237,12 +238,14 @@ class Cohort(Reference):
     def _lane_steps(
         self, kind: StackKind, lanes: Sequence[tuple[LocalSolve, Descent]]
     ) -> LaneSteps:
-        """Return the rule by which gradients change the models of a stack; by default SGD.
+        """Return the optimiser that changes the models of a stack by their gradients.
+
+        It is SGD here; a subclass returns the optimiser of a trainer.
 
         Args:
-            kind: what all trainings have in common.
-            lanes: inputs and rule of descent of the training in each lane, whose learning rates may
-                differ.
+            kind: properties that all trainings share.
+            lanes: inputs and rule of descent of the training in each lane (place in the stack); the
+                learning rates may differ.
         """
         rates = [descent.lr for _, descent in lanes]
         lr = to_device(np.array(rates, dtype=np.float64), self.device)
@@ -281,18 +284,19 @@ class Cohort(Reference):
         representations: Representations,
         solves: Sequence[LocalSolve],
     ) -> Callable[[Tensor], Tensor]:
-        """Return a function that computes MOON's contrastive term of each sample, [b].
+        """Return a function that computes MOON's contrastive term of each sample in a batch.
 
-        The term compares what the last dense layer receives from a sample in the current, the
-        received and the device's previous model.
+        The term compares representations of a sample (inputs of the last dense layer) by three
+        models: the current one, the received one and the device's previous one.
 
         Args:
             copied_module: the copy of the module.
-            representations: what its last dense layer receives.
+            representations: the recorder of the inputs of the module's last dense layer.
             solves: the trainings of the lanes, all with a contrastive term.
 
         Returns:
-            A function of the indices [b] of samples to which the module was applied last.
+            A function that returns the weighted terms, [b], given the indices [b] of the samples to
+            which the module was applied last.
         """
         contrasts = [solve.contrast for solve in solves if solve.contrast is not None]
         by_received = []
@@ -315,11 +319,12 @@ class Cohort(Reference):
         return contrast_of
 
     def try_stack(self, solve: LocalSolve, descent: Descent) -> str:
-        """Test by one SGD step whether trainings with such batches can be stacked; allow it if so.
+        """Test by one SGD step whether trainings with batches of this size can be stacked.
 
-        The step must agree with plain torch, and have the same bits in whichever lane of the stack
-        it is computed. On a CPU the bits differ for some sizes of tensors, as the order of a
-        product's sums depends on whether a lane's matrix begins at a cache line.
+        If they can, the size is added to ``stackable_widths``. The step must agree with plain
+        torch, and have the same bits in each lane (place) of a stack. On a CPU the bits differ for
+        some sizes of tensors, as the order of a product's sums depends on whether a lane's matrix
+        begins at a cache line.
 
         Args:
             solve: the training of which the first step is tried.
@@ -359,7 +364,7 @@ class Cohort(Reference):
         return ""
 
     def _find_state_obstacle(self) -> str:
-        """Return the reason why a user's module cannot be stacked, by a trial of it.
+        """Return the reason why ``probe``'s trial of a user's module prevents stacks of models.
 
         Returns:
             The reason, such as random draws; "" if there is none.
@@ -374,7 +379,7 @@ class Cohort(Reference):
         """Return whether models have gradients with the same bits in any lane of a stack.
 
         Args:
-            kind: what all trainings of the stack have in common.
+            kind: properties that all trainings of the stack share.
             step: the inputs of a training of a single step.
             descent: the rule of the step.
         """
@@ -398,7 +403,9 @@ class Cohort(Reference):
 
 
 class CohortByTrainer(Cohort, ByTrainer):
-    """Solver that trains the models of several devices at once, by a trainer's own optimiser.
+    """Solver that trains the models of several devices at once, by the optimiser of a trainer.
+
+    The models are stacked, as by ``Cohort``.
 
     Args:
         module: the module, which is copied and not changed.
@@ -444,7 +451,7 @@ class CohortByTrainer(Cohort, ByTrainer):
 
 
 def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
-    """Return the properties of a training that decide with which others it can be stacked.
+    """Return the properties of a training that all trainings in its stack must share.
 
     Args:
         solve: the inputs of the training.
@@ -460,9 +467,10 @@ def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
 
 
 def _models_of(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:
-    """Return the trained models of a stack, each on the host or torch device, as its start.
+    """Return the trained models of a stack, each where the start of its training lies.
 
-    Models for the host are all brought there in one copy.
+    The start lies on the host or on the torch device. All models for the host are copied there at
+    once.
 
     Args:
         weights: the models of all lanes on the torch device, float [W, d].
@@ -493,7 +501,8 @@ def _are_equal(first: Sequence[Solved], second: Sequence[Solved]) -> bool:
 def _noted_operations() -> Iterator[list[str]]:
     """Return a context that lists the operations that torch cannot compute for all models at once.
 
-    The list is filled at the end of the context.
+    Yields:
+        A list, to which the operations' names are added at the end of the context.
     """
     names: list[str] = []
     _warn_of_operations(warns=True)

@@ -35,7 +35,7 @@ _njit: Any = partial(
 
 
 class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
-    """Numba's cache file of a compiled function, with checksums.
+    """Numba's cache file of a compiled function, which is not used if its checksum is wrong.
 
     Numba itself would run damaged code.
     """

@@ -1,4 +1,4 @@
-"""Interface of a local training for trainers: the device's batches, its loss, and settings."""
+"""Inputs of trainers for a local training: the device's batches, its loss, and settings."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -184,7 +184,7 @@ class TrainingContext:
 class Representations:
     """Recorder of the inputs of a module's last dense layer, the representations of samples.
 
-    MOON's contrastive term of the loss compares them between models.
+    MOON's contrastive term of the loss compares the representations by several models.
 
     Args:
         module: the module, which gets a hook until ``close``.
@@ -205,7 +205,7 @@ class Representations:
         return representation
 
     def take_last(self) -> Tensor:
-        """Return the representations of the last forward pass, [b, r]; forget all."""
+        """Return the representations of the last forward pass, [b, r], and forget all passes."""
         representation = self._inputs[-1].flatten(1)
         self._inputs.clear()
         return representation

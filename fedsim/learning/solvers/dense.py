@@ -78,13 +78,14 @@ def _parameter(
     *,
     in_fours: bool = True,
 ) -> Parameter:
-    """Stack matrices into one parameter of the compiled loops.
+    """Stack matrices, such as the kernels of several layers, into one parameter of the loops.
 
-    The parameter also has momentum and start values if the rule of descent uses them.
+    The parameter also has a velocity if the rule of descent has momentum, and the start values if
+    it has a proximal term.
 
     Args:
         arrays: the matrices, which are padded with zeros to one shape.
-        constants: for each matrix the part of its gradient that is equal in all steps; None for 0.
+        constants: for each matrix, the part of its gradient that is equal in all steps; None for 0.
         descent: the rule of an SGD step.
         dtype: dtype of the stacks.
         in_fours: whether rows are padded to a multiple of four.
@@ -121,7 +122,17 @@ The kernel in the flat model does not change before this function is called.
 def _in_weight_space(
     solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent
 ) -> PreparedLayer:
-    """Prepare the training of the first layer by its kernel (arguments as ``_in_sample_space``)."""
+    """Prepare the training of the first layer, in which each step changes the layer's kernel.
+
+    Args:
+        solve: the device's start, samples and batches.
+        kernel: the kernel before the training, [outputs, inputs]; overwritten by the trained one.
+        constant: part of the gradient that is equal in all steps, [outputs, inputs]; None for 0.
+        descent: the rule of an SGD step.
+
+    Returns:
+        The first layer for the loops, and a function that writes the trained kernel.
+    """
     samples = solve.x.numpy().reshape(len(solve.x), -1).astype(kernel.dtype, copy=False)
     samples = np.ascontiguousarray(samples)
     constants = None if constant is None else [constant]
@@ -136,14 +147,16 @@ def _in_weight_space(
 def _in_sample_space(
     solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent
 ) -> PreparedLayer:
-    """Prepare the training of the first layer by coefficients of the device's samples.
+    """Prepare the training of the first layer, in which steps change coefficients of the samples.
 
-    The kernel W is not changed in each step. Instead W = a W_0 + b C + A^T X, where X are the
-    samples, and steps change A. The products of W_0 and C with the samples are computed here.
+    The kernel W is not computed in each step. It is W = a W_0 + b C + A^T X, where X are the
+    device's samples and A their coefficients, which the steps change. This function computes the
+    products of W_0 and C with the samples.
 
     Args:
         solve: the device's start, samples and batches.
-        kernel: W_0, [outputs, inputs], in torch's memory; overwritten by the trained kernel.
+        kernel: W_0, the kernel before the training, [outputs, inputs], in torch's memory;
+            overwritten by the trained kernel.
         constant: C, the part of the gradient that is equal in all steps, [outputs, inputs]; None
             for 0.
         descent: the rule of an SGD step.
@@ -200,8 +213,8 @@ def _shares(
 ) -> list[float]:
     """Return the share of a fixed matrix in the kernel, before each step and after the last.
 
-    The kernel is a sum of matrices, and SGD moves the share a of each one by itself. With velocity
-    v, a step is v <- momentum v + shrinkage a + g; a <- a - lr v.
+    In sample space the kernel is a sum of matrices with factors, the shares. SGD moves each share a
+    independently. With velocity v, a step is v <- momentum v + shrinkage a + g; a <- a - lr v.
 
     Args:
         descent: the rule of an SGD step.
@@ -252,7 +265,8 @@ def train(
         sizes: count of features, then the count of outputs of each layer.
         solve: the device's start, samples and batches, of at least one step.
         descent: the rule of an SGD step.
-        prepare_first_layer: ``_in_weight_space`` or ``_in_sample_space``.
+        prepare_first_layer: ``_in_weight_space`` or ``_in_sample_space``, which prepare the
+            training of the first layer.
 
     Returns:
         The mean loss over the last epoch.
@@ -443,10 +457,11 @@ class Dense(Solver):
     def choose_method(self, samples: int, width: int, steps: int) -> Method:
         """Choose the method by which a device's training is fastest, by an estimate of the times.
 
-        The methods are ``weight space`` and ``sample space``, compiled loops that the docstring of
-        this module describes, and ``products``, torch's matrix products. The constants of the
-        estimate were fitted to the times of 165 trainings of different shapes on one core. The
-        choice depends only on the arguments, so that results do not depend on other devices.
+        ``weight space`` and ``sample space`` are compiled loops, which represent the first layer by
+        its kernel or by coefficients of the device's samples. ``products`` are torch's matrix
+        products. The constants of the estimate were fitted to the times of 165 trainings of
+        different shapes on one core. The choice depends only on the arguments, so that results do
+        not depend on other devices.
 
         Args:
             samples: count of the device's samples.

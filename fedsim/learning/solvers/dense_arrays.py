@@ -37,7 +37,7 @@ class Parameter(NamedTuple):
         weight: the present values.
         velocity: the velocity of momentum.
         start: weights before the first step, to which the proximal term pulls.
-        constant: the parameter's part of ``LocalSolve.constant``.
+        constant: the part of the gradient that is equal in all steps.
     """
 
     weight: AnyFloats

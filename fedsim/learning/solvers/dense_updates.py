@@ -33,10 +33,12 @@ def descend_kernel(
 def descend_coefficients(
     first_layer: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule
 ) -> None:
-    """Change the first layer by one SGD step, in place, by its coefficients A of the samples.
+    """Change the coefficients of the samples in the first layer by one SGD step, in place.
 
-    The gradient of A is ``error`` for the samples of the batch, and 0 for all other samples of the
-    device. The proximal term pulls A to 0.
+    In sample space the kernel is W = a W_0 + b C + A^T X, with the device's samples X and their
+    coefficients A. The gradient of A is ``error``, the gradient with respect to the layer's
+    outputs, for the samples of the batch, and 0 for all other samples. The proximal term pulls A
+    to 0.
     """
     # A starts at 0, so that the shrinkage is the whole proximal term, and no pull to the start is
     # added. The difference is a 0 with the dtype of mu.
@@ -72,7 +74,7 @@ def _apply_terms(
 ) -> tuple[AnyFloats, np.floating]:
     """Apply all terms of an SGD step to a parameter except the gradient of the loss, in place.
 
-    They are momentum, shrinkage, the proximal term and the constant.
+    The terms are momentum, shrinkage, the proximal term and the constant.
 
     Args:
         parameter: the parameter.

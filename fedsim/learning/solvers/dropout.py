@@ -88,7 +88,7 @@ class KeyedDropout(nn.Module):
 def _mix(word: Tensor) -> Tensor:
     """Hash the elements of an int64 tensor, by the finaliser of the random generator splitmix64.
 
-    Bit masks turn torch's arithmetic shift into a logical one.
+    Bit masks turn torch's arithmetic shifts into logical shifts.
     """
     word = (word ^ ((word >> 30) & ((1 << 34) - 1))) * _MIX1
     word = (word ^ ((word >> 27) & ((1 << 37) - 1))) * _MIX2

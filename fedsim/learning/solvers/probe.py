@@ -1,8 +1,8 @@
 """Trial of a user's module before a run: checks its random draws, its memory, and its outputs.
 
-Two small trainings A and B on real samples are carried out on new copies, and again on used copies.
-If a result differs, or the module's memory changes in each training, ``ScenarioError`` names the
-part of the module that differs.
+Two small trainings A and B on samples of the run are carried out on new copies of the module, and
+again on used copies. If a result differs, or each training changes the module's memory (all that it
+keeps except trained and sent tensors), ``ScenarioError`` names the part of the module that differs.
 """
 
 import math
@@ -60,9 +60,11 @@ R = TypeVar("R")
 
 
 def probe(solver: Reference, objective: Objective, x: AnyArray, y: AnyArray) -> None:
-    """Try a user's module on some samples before a run, and choose the checks that it needs.
+    """Try a user's module on some samples before a run, and set the checks that it needs.
 
-    ``watch``, ``keyed`` and ``single_sample_obstacle`` of the solver are set.
+    Three attributes of the solver are set: ``watch`` checks memory and draws in the run, ``keyed``
+    says whether random draws are made repeatable, and ``single_sample_obstacle`` is the reason why
+    the module cannot be trained on a single sample.
 
     Args:
         solver: solver of a user's module.
@@ -134,12 +136,13 @@ def _test(solver: Reference, weights: Weights, x: Tensor, copied_module: ModuleC
 
 
 def _refuse_draws(work: Callable[[], object]) -> None:
-    """Raise ``ScenarioError`` if a call draws from global random generators in each try.
+    """Raise ``ScenarioError`` if a training or test draws from global random generators.
 
-    If a try has no draws, the draws of the previous tries are another thread's.
+    It is repeated up to three times. If a repetition has no draws, the draws in earlier ones are
+    attributed to another thread.
 
     Args:
-        work: the call, which trains or tests a user's module.
+        work: trains or tests a user's module.
     """
     for number in range(_TRIES):
         with generators_kept(number + 1):  # seeds that the module is unlikely to set itself
@@ -154,7 +157,7 @@ def _refuse_draws(work: Callable[[], object]) -> None:
 def _refuse_outputs(
     solver: Reference, objective: Objective, weights: Weights, outputs: Tensor, y: Tensor
 ) -> None:
-    """Raise ``ScenarioError`` if the module's outputs allow no loss or test.
+    """Raise ``ScenarioError`` if no loss or no predictions can be computed from a module's outputs.
 
     Args:
         solver: solver of the module.
@@ -259,9 +262,9 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
 def _refuse_use_of_counts(solver: Reference, solve: LocalSolve) -> None:
     """Raise ``ScenarioError`` if a result depends on the count of batches that a norm has seen.
 
-    The buffer ``num_batches_tracked`` counts the batches of all devices of a worker. torch's own
-    norms use no such count if they have a momentum. A user's norm may use the count, perhaps much
-    later.
+    In the buffer ``num_batches_tracked``, a copy of the module counts the batches of all devices
+    that it has trained. torch's own norms do not use the count if they have a momentum. A user's
+    norm may use the count, perhaps only if it is large.
 
     Args:
         solver: solver of the module.
@@ -279,7 +282,7 @@ def _refuse_use_of_counts(solver: Reference, solve: LocalSolve) -> None:
 
 
 def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:
-    """Raise ``ScenarioError`` if a function's cache passes random draws on to the next training.
+    """Raise ``ScenarioError`` if a cache (``lru_cache``) passes random draws to the next training.
 
     Args:
         solver: solver of the module.
@@ -315,7 +318,7 @@ def _find_changes(copied_module: ModuleCopy) -> list[str]:
 
 
 def _repetition_error(changes: list[str]) -> ScenarioError:
-    """Return the error that a repeated training or test of a user's module has another result.
+    """Return the error for a training or test whose repetition has another result.
 
     Args:
         changes: names of attributes and globals that the module has changed; may be empty.

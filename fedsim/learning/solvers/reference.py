@@ -60,8 +60,8 @@ class Reference(Solver):
         losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
 
     Attributes:
-        watch: the threads' copies of the module, and checks of their memory; ``probe`` turns the
-            checks on.
+        watch: the threads' copies of the module, and checks that they carry no state from device to
+            device; ``probe`` turns the checks on.
         keyed: ``training`` and ``testing`` -> whether torch's random draws in the module are made a
             function of device and step; set by ``probe``.
         drawn: ``training`` and ``testing`` -> whether the module has drawn random numbers so far.
@@ -218,9 +218,10 @@ class Reference(Solver):
         return self.watch.use(train, same_results, inputs.task.where, trains=True)
 
     def _repeat_first_steps(self, solve: LocalSolve, descent: Descent) -> None:
-        """Repeat the first steps of this thread's first training, to find unrepeatable draws.
+        """Carry out the first steps of a training twice, to find draws that cannot be repeated.
 
-        Later calls, and calls for fedsim's own modules, do nothing.
+        Only the first training of each thread is tried. Later calls, and calls for fedsim's own
+        modules, do nothing.
 
         Args:
             solve: the device's start, samples and batches.
@@ -269,7 +270,7 @@ class Reference(Solver):
     def _steps(
         self, solve: LocalSolve, descent: Descent, trained: dict[str, Tensor]
     ) -> list[ParameterStep]:
-        """Return an object for each trained parameter that takes its SGD steps.
+        """Return, for each trained parameter, the object that takes the parameter's SGD steps.
 
         Args:
             solve: the device's start, samples and batches.
@@ -292,8 +293,9 @@ class Reference(Solver):
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
         """Return a context for a training of a copy of the module, which holds the start weights.
 
-        If the module draws random numbers in trainings, they are a function of device and step in
-        this context (``keyed``). At its end, ``drawn`` notes for ``probe`` whether it drew any.
+        If the module draws random numbers in trainings (``keyed``), they are a function of device
+        and step in this context. At the end of the context, ``drawn["training"]`` is set to True if
+        the module has drawn any; ``probe`` reads it.
 
         Args:
             copied_module: the copy of the module.
@@ -366,7 +368,8 @@ class Reference(Solver):
             weights: the model, float [d].
 
         Yields:
-            The random draws, which must be seeded by the caller; None if the module draws none.
+            The context of the module's random draws, which the caller must seed; None if the module
+            draws none.
 
         Raises:
             ScenarioError: the module has changed its weights.
@@ -440,7 +443,9 @@ class SingleSampleError(ScenarioError):
 
 
 def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
-    """Raise ``SingleSampleError`` if a batch norm gets one value for each channel (a hook).
+    """Raise ``SingleSampleError`` if a batch norm gets only one value for each channel.
+
+    torch calls this function before each forward pass of the norm (a hook).
 
     Args:
         name: name of the norm in its module.
@@ -492,7 +497,7 @@ def flat_result(parameters: Sequence[Tensor], solve: LocalSolve, descent: Descen
     Args:
         parameters: the trained tensors.
         solve: the inputs of the training, of which the start is used.
-        descent: the rule of a step; ranges that it holds get the values of the start.
+        descent: the rule of a step; its frozen ranges, ``held``, get the values of the start.
 
     Returns:
         The model, float [d], in new memory.
@@ -539,7 +544,10 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def first_steps(solve: LocalSolve, steps: int) -> LocalSolve:
-    """Return the inputs of a device's training with only its first ``steps`` SGD steps."""
+    """Return the inputs of a device's training, shortened to its first ``steps`` SGD steps.
+
+    All steps count as one epoch, so that the training loss is the mean over all of them.
+    """
     batches = solve.batches
     first = replace(batches, rows=batches.rows[:steps], counts=batches.counts[:steps], last_epoch=0)
     return replace(solve, batches=first)
@@ -561,9 +569,9 @@ def repeats_message(where: str) -> str:
 
 
 def _share_buffers_again(module: nn.Module, copied_module: nn.Module) -> None:
-    """Make buffers of a copy of a module share a tensor if they do in the module, in place.
+    """Let buffers of a copy of a module share one tensor if they share one in the module.
 
-    Converting a module to another dtype gives each of such buffers its own tensor.
+    A conversion of the copy to another dtype has given each of these buffers its own tensor.
 
     Args:
         module: the module that was copied.

@@ -49,7 +49,7 @@ class LanePlan:
 
 
 def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -> LanePlan:
-    """Pad the batches of several trainings to one shape, so that one stack of models has them all.
+    """Pad the batches of several trainings to one shape, so that a stack can train all models.
 
     Args:
         solves: the trainings, one for each lane.
@@ -93,7 +93,10 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
 
 
 class LaneBatch(NamedTuple):
-    """Padded batches of one step, of all lanes of a stack; or of one lane, without the first axis.
+    """Padded batches of all lanes of a stack, in one step.
+
+    A lane is the training of one model in the stack. Within ``torch.func.vmap``, an object has the
+    batch of one lane, and all shapes are without W.
 
     Attributes:
         x: samples, [W, b, *shape].
@@ -206,8 +209,8 @@ class OptimizerSteps:
     """Steps of stacked models by a torch optimiser that treats each number separately.
 
     Args:
-        make: returns a function that takes a step of the given stacked parameters (name ->
-            parameter) by their gradients.
+        make: given the stacked parameters, name -> parameter [W, *shape], returns a function
+            without arguments that changes them by one step of the optimiser.
     """
 
     def __init__(self, make: Callable[[Mapping[str, nn.Parameter]], Callable[[], None]]) -> None:
@@ -238,10 +241,10 @@ class Stack:
     ``load`` sets the models, ``descend`` trains them, and ``weights`` returns them.
 
     Args:
-        losses: computes the loss of a model.
-        flat: name -> tensor of the module that is trained and sent, for names and shapes.
+        losses: computes the loss of one model on its batch.
+        flat: name -> tensor of the module that is trained and sent; only names and shapes are used.
         descent: the terms of the gradient; ``lr`` and ``momentum`` are not used.
-        solver: the solver, with the kernels' names.
+        solver: the solver, which has the names of the kernels, to which the L2 penalty applies.
     """
 
     def __init__(
@@ -310,7 +313,7 @@ class Stack:
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
         """Split the flat models of a stack, [W, d], into new tensors [W, *shape] by name.
 
-        Lanes may share their memory in ``flat``. They do not in the new tensors.
+        The models may share memory in ``flat``. In the new tensors they have memory of their own.
         """
         parts = {}
         pieces = torch.split(flat, self._sizes, dim=1)

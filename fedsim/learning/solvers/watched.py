@@ -30,8 +30,8 @@ class ModuleCopy:
 
     Weights are loaded into the copy's *flat model* before each use: the trained parameters and the
     float buffers that are sent. All else that the module remembers, such as an attribute that its
-    ``forward`` sets, could pass from one device to the next. To detect this, ``Watch`` compares it
-    with ``memory``.
+    ``forward`` sets, could pass from one device to the next. To detect this, ``Watch`` compares the
+    module's memory after a use with ``outer_memory``.
 
     Args:
         template: the module that is copied.
@@ -67,7 +67,7 @@ class ModuleCopy:
             part._buffers[key] = tensor
 
     def is_replaced(self, name: str) -> bool:
-        """Return whether a forward pass has replaced the tensor of the buffer ``name``."""
+        """Return whether a forward pass has replaced the tensor of the sent buffer ``name``."""
         original = self.model_tensors[name]
         owners = [(part, key) for part, key, tensor in self._model_buffers if tensor is original]
         return any(part._buffers.get(key) is not original for part, key in owners)
@@ -105,9 +105,11 @@ class ModuleCopy:
 
 
 class Watch:
-    """Runner of a user's module, which checks that trainings and tests leave no hidden state.
+    """Runner of trainings and tests of a module, which checks that they leave no hidden state.
 
-    Each thread has its own copy of the module.
+    Hidden state is all that the module keeps outside its flat model, which consists of the trained
+    parameters and the sent buffers. Each thread has its own copy of the module, which trains many
+    devices in turn.
 
     Args:
         template: the module that is copied.
@@ -140,11 +142,15 @@ class Watch:
 
     @property
     def has_trained(self) -> bool:
-        """Whether this thread has trained before, as ``note_training`` has noted."""
+        """Whether the calling thread has begun a training of the module (``note_training``)."""
         return hasattr(self._threads, "has_trained")
 
     def note_training(self) -> None:
-        """Note that this thread has trained."""
+        """Set ``has_trained`` for the calling thread.
+
+        The solver calls it in each thread's first training, whose first steps it carries out twice
+        to compare the results. In later trainings ``has_trained`` tells it to skip this check.
+        """
         self._threads.has_trained = True
 
     def use(
@@ -158,10 +164,12 @@ class Watch:
         """Run a training or test on this thread's copy of the module, and check for hidden state.
 
         Hidden state (memory) is all that the module keeps outside its flat model, which consists
-        of the trained parameters and the sent buffers. A use is one training or one test. Every
-        training is checked for draws. The memory is checked in the copy's first trainings and then
-        in every eighth, as a change persists. A test is checked for both if the copy's count of
-        uses is a power of two. Once a harmless change is known, memory is checked in every use.
+        of the trained parameters and the sent buffers. A use is one training or one test.
+
+        If ``is_on``, every training is checked for random draws. The memory is checked in the
+        copy's first trainings, and later in about every eighth, because a change persists. A test
+        is checked for draws and memory if the copy's count of uses is a power of two. Once a
+        harmless change is known, memory is checked in every use.
 
         Args:
             work: loads weights into the copy, and computes.
@@ -219,7 +227,7 @@ class Watch:
     def _refuse_draws(self, work: Callable[[ModuleCopy], R], where: str) -> None:
         """Repeat a training or test, and raise if it draws from global random generators each time.
 
-        If a repetition has no draws, the draws are another thread's.
+        If a repetition has no draws, the draws in earlier ones are attributed to another thread.
 
         Args:
             work: computes with a new copy of the module.
@@ -246,8 +254,9 @@ class Watch:
     ) -> None:
         """Check whether a training or test has changed what a module keeps outside its flat model.
 
-        If it has, this thread's copy is dropped, and the use is repeated. Memory whose change has
-        no effect on the repetition is added to ``harmless``.
+        If it has, this thread's next use gets a new copy of the module. The training or test is
+        repeated on the changed copy, unless all changes are known to be ``harmless``. Attributes
+        whose change has no effect on the repetition are added to ``harmless``.
 
         Args:
             copied_module: the copy that was used.
