@@ -84,8 +84,8 @@ class ModelComputing:
         streams: the random streams of the run.
         initial: returns the weights of an initial model, float32 [d], for its index.
         parameters: count of weights of a model, d.
-        memory_bytes: memory for models, beyond which models are computed part by part; None for
-            256 MiB (``scratch.MEMORY_BYTES``).
+        memory_bytes: memory for models; if it does not suffice for all, they are computed one by
+            one. None for 256 MiB (``scratch.MEMORY_BYTES``).
 
     Attributes:
         may_wait: whether the simulation may handle events while it waits for the workers.
@@ -116,7 +116,7 @@ class ModelComputing:
         self.scratch = Scratch(self.memory_bytes)
         if models.stays:
             self.scratch = ResidentScratch(self.memory_bytes, models)
-        # records of a part-by-part computation, which are written at its end; None at other times
+        # records of a computation one by one, which are written at its end; None at other times
         self._records: list[_DelayedRecord] | None = None
 
     async def compute(self, targets: Iterable[Ref], *, stay: bool = True) -> None:
@@ -124,7 +124,7 @@ class ModelComputing:
 
         Args:
             targets: the models; computed models are skipped.
-            stay: whether the targets' weights stay in memory if models are computed part by part;
+            stay: whether the targets' weights stay in memory if models are computed one by one;
                 otherwise ``Scratch`` stores some of them on disk.
         """
         models = list(targets)

@@ -97,14 +97,18 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Share of correct answers over all devices; NaN if there are no answers or no accuracy."""
+        """Share of correct answers over all entries; NaN if it is not defined.
+
+        There is one answer per test sample or token. The accuracy is not defined if there are no
+        answers, or if the objective has no accuracy, such as a regression.
+        """
         if self.correct is None or not self.count.any():
             return float("nan")
         return float(self.correct.sum() / self.count.sum())
 
     @property
     def loss(self) -> float:
-        """Mean loss over the answers of all devices; NaN if there are no answers."""
+        """Mean loss over all answers (one per test sample or token); NaN if there are none."""
         if not self.count.any():
             return float("nan")
         return float(self.loss_sum.sum() / self.count.sum())

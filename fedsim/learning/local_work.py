@@ -141,7 +141,8 @@ class LocalWork:
         """Collect the inputs of the training that computes a model.
 
         Args:
-            ref: the model, a result of local training, whose parents have been computed.
+            ref: the model, a result of local training; the models from which it is trained have
+                been computed.
             data: the data of all devices.
         """
         recipe = ref.recipe
@@ -282,13 +283,13 @@ class LocalWork:
         return ChoiceJob(shard, [self._models.named(model) for model in recipe.models], samples)
 
     def objectives(self, jobs: Sequence[ChoiceJob]) -> list[NDArray[np.float64]]:
-        """Compute each model's training objective on a device's samples, for choices of models.
+        """Compute the values by which choices among models are made.
 
         Args:
-            jobs: for each choice of a model, the models and the device's data.
+            jobs: for each choice, the models and the device's data.
 
         Returns:
-            For each job each model's mean loss over the samples plus the L2 penalty, float64
+            For each job, the mean loss of each model over the samples plus the L2 penalty, float64
             [models].
         """
         use_one_thread()

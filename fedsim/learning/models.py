@@ -455,11 +455,11 @@ class ModuleModel(TorchModel):
     """Any ``torch.nn.Module``, by the import path of its class or of a function that makes it.
 
     The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T,
-    vocabulary] if it predicts each token. If it has a method ``loss(outputs, y)``, with one loss a
-    sample, [n], this replaces the objective's loss. It initialises itself, under a seed of the run.
-    Its persistent buffers of floats (such as running statistics) are sent and averaged like
-    parameters. Torch's random draws are repeatable. Other draws, and other state that a training
-    leaves in the module, are errors.
+    vocabulary] if it predicts each of T tokens. If it has a method ``loss(outputs, y)``, with one
+    loss a sample, [n], this replaces the objective's loss. It initialises itself, under a seed of
+    the run. Its persistent buffers of floats (such as running statistics) are sent and averaged
+    like parameters. Torch's random draws are repeatable. Other draws, and other state that a
+    training leaves in the module, are errors.
 
     Attributes:
         factory: ``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that

@@ -218,7 +218,7 @@ class Objective(Spec):
 
         Returns:
             The shape of a sample as the model receives it, and the count of values that the model
-            outputs for an answer.
+            outputs for each answer, such as a class or a token.
 
         Raises:
             ScenarioError: the samples do not fit the objective.
@@ -226,10 +226,10 @@ class Objective(Spec):
         return shape, outputs
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        """Return the pool of samples, with targets as this objective needs them.
+        """Return all samples, the pool, with targets as this objective needs them.
 
         Args:
-            pool: all samples.
+            pool: all samples, with the targets of the data source.
             streams: the random streams of the run.
 
         Raises:
@@ -318,7 +318,7 @@ def _advise_labels(targets: AnyArray) -> str:
 
 
 def entropies(outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-    """Compute the softmax cross-entropy of each answer, without taking a mean.
+    """Compute the softmax cross-entropy of each answer (sample or token), without taking a mean.
 
     Args:
         outputs: outputs of a model, [n, classes] or [n, classes, ...].

@@ -198,7 +198,7 @@ def with_models_replaced(recipe: Recipe, replacements: Mapping["Ref", "Ref"]) ->
 @saved()
 @dataclass(slots=True, eq=False)
 class Loss:
-    """Training loss of an update, and other values that the trainer has reported.
+    """Training loss of an update (a model trained by a device), and other reported values.
 
     Attributes:
         value: mean loss over the samples of the last local epoch; NaN if none is reported.
@@ -231,8 +231,8 @@ class Ref:
             float64 [models]; None for other models, and before the choice.
         choice: for a choice among models, the index of the chosen candidate; None as for
             ``losses``.
-        state: name -> array of the trainer's state after a training, or of the mean state of a mix
-            if states are sent; None for other models.
+        state: name -> array of the trainer's state, such as momentum, after a training, or of the
+            mean state of a weighted sum if states are sent; None for other models.
     """
 
     name: str

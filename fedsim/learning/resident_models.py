@@ -98,7 +98,7 @@ class ResidentWeights(ComputedWeights):
 
 
 class NamedWeights(NamedTuple):
-    """Weights of a model and its serial, by which a worker finds its copy on the torch device."""
+    """Weights of a model, and its serial number, by which a worker finds a copy on its GPU."""
 
     serial: int
     """serial of the model's ``Ref``, which no other model of the run has."""
@@ -155,7 +155,7 @@ class ResidentModels:
 
     @property
     def memory_bytes(self) -> float:
-        """Memory for models (bytes)."""
+        """Memory of the torch device that may be used for models (bytes); 0 to keep none there."""
         if self._memory_bytes is None:
             self._memory_bytes = memory_for_models(self.device)
         return self._memory_bytes
@@ -172,7 +172,10 @@ class ResidentModels:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether models computed on the torch device should leave it, to make room for results."""
+        """Whether models computed on the torch device should leave it, for new results.
+
+        They should if they take up more than half of the memory for models.
+        """
         return self._computed_bytes > _STORED_SHARE * self.memory_bytes
 
     def named(self, ref: Ref) -> Weights | NamedWeights:
@@ -401,7 +404,7 @@ class MixSum:
         self._product: Tensor | None = None
 
     def add(self, ref: Ref, coefficient: float) -> None:
-        """Add a computed model times its coefficient."""
+        """Add a computed model times its coefficient to the sum."""
         if isinstance(ref.held, ResidentWeights) and self._models.adds_alike:
             self._move_to_device()
         if self._total is not None and self._product is not None:

@@ -63,7 +63,7 @@ class PartSum(Protocol):
     """Interface of a weighted sum of models, to which computed models are added one by one."""
 
     def add(self, ref: Ref, coefficient: float) -> None:
-        """Add a computed model times its coefficient."""
+        """Add a computed model times its coefficient to the sum."""
 
     def result(self) -> Weights | ComputedWeights:
         """Return the sum so far, float32 [d]."""
@@ -72,8 +72,8 @@ class PartSum(Protocol):
 class Calculator(Protocol):
     """Interface by which a ``Stream`` computes single models; ``ModelComputing`` implements it.
 
-    A ``Stream`` decides in which order models are computed. It computes the parents of a model, the
-    models from which it is computed, before the model.
+    A ``Stream`` decides in which order models are computed. The models from which a model is
+    computed come before that model.
 
     Attributes:
         workers: count of workers.
@@ -86,7 +86,10 @@ class Calculator(Protocol):
     def at_once(self) -> int: ...
 
     def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights | ComputedWeights]:
-        """Begin to compute models that are no mixes; return the weights or future result of each."""
+        """Begin to compute models, of which none is a mix (weighted sum).
+
+        Return for each model its weights, or its future result if a worker computes it.
+        """
 
     def finish(self, ref: Ref, result: Any) -> None:
         """Store a result, which ``begin`` or ``wait`` has returned, as the weights of ``ref``."""
@@ -95,22 +98,22 @@ class Calculator(Protocol):
         """Wait for a result that ``begin`` has requested from a worker, and return it."""
 
     def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
-        """Record that the mix ``ref`` leaves out ``models``, whose weights are not finite."""
+        """Record that the weighted sum ``ref`` leaves out ``models``, which are not finite."""
 
     def new_sum(self) -> PartSum:
         """Return an empty weighted sum, to which computed models are added one by one."""
 
     def substitute(self, otherwise: Ref | None) -> Weights | ComputedWeights:
-        """Return the weights of a mix without a valid sum, float32 [d].
+        """Return the weights that replace a weighted sum which cannot be computed, float32 [d].
 
-        They are the weights of ``otherwise`` (``Mixed.otherwise``), or NaN if it is None.
+        They are the weights of the model ``otherwise``, or NaN if it is None.
         """
 
     def nothing(self) -> Weights:
         """Return the weighted sum of no models: zeros, float32 [d]."""
 
     def muted(self) -> AbstractContextManager[None]:
-        """Return a context in which computations write no records, for models computed again."""
+        """Return a context in which models are computed again, without a second set of records."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -392,7 +395,7 @@ class Stream:
         steps: deque[ModelStep],
         waiting: dict[ModelNode, ResultOf | Weights | ComputedWeights],
     ) -> None:
-        """Compute a model that is no mix, and begin to compute the next ones on idle workers.
+        """Compute a model that is no weighted sum, and begin to compute the next on idle workers.
 
         Args:
             node: the model.
@@ -552,7 +555,7 @@ class Stream:
         finite: Sequence[bool],
         coefficients: Sequence[float],
     ) -> Weights:
-        """Compute the sum of a mix's finite parts again, with new coefficients.
+        """Compute the sum of the finite parts of a mix (weighted sum) again, with new coefficients.
 
         This is needed if a part was not finite, and the coefficients of the other parts are
         therefore rescaled. Parts that have been freed are computed again.
@@ -610,7 +613,7 @@ def _derived_weights(recipe: Recipe | None) -> Derived | None:
 
 
 def _is_ready(node: ModelNode) -> bool:
-    """Return whether a model is uncomputed, is no mix, and has only computed parents."""
+    """Return whether a model is uncomputed, is no mix, and needs only computed models."""
     recipe = node.recipe
     if recipe is None or isinstance(recipe, Mixed):
         return False

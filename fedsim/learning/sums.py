@@ -44,13 +44,13 @@ def coefficients_of(recipe: Mixed, finite: Sequence[bool]) -> list[float] | None
 def state_of(
     recipe: Mixed, finite: Sequence[bool], states: Sequence[Mapping[str, AnyArray] | None]
 ) -> Mapping[str, AnyArray]:
-    """Return the weighted mean of the trainers' states that belong to the models of a mix.
+    """Return the weighted mean of the trainers' states that belong to the models of a weighted sum.
 
-    A trainer's state has arrays by name that the trainer keeps between trainings. Models that are
-    not finite are left out.
+    A trainer's state has the arrays, by name, that the trainer keeps between trainings, such as
+    momentum. Models that are not finite are left out.
 
     Args:
-        recipe: the mix.
+        recipe: the weighted sum.
         finite: for each part, whether its weights are finite.
         states: the state of each part; None if the part has none.
 

@@ -452,27 +452,27 @@ class Dataset:
 
     @property
     def all(self) -> Index:
-        """Pool indices of all samples, int32 [n]."""
+        """Indices of all samples in ``pool``, int32 [n]."""
         return np.arange(len(self.pool.y), dtype=np.int32)
 
     @property
     def train(self) -> Index:
-        """Pool indices of the training samples, int32."""
+        """Indices of the training samples in ``pool``, int32 [n]."""
         return self.all[: self.train_size]
 
     @property
     def test(self) -> Index:
-        """Pool indices of the test samples, int32."""
+        """Indices of the test samples in ``pool``, int32 [n]."""
         return self.all[self.train_size :]
 
     def by_class(self, index: Index) -> list[Index]:
-        """Split indices of samples in the pool by their labels.
+        """Split indices of samples by the samples' labels.
 
         Args:
-            index: pool indices, int32 [n].
+            index: indices of samples in ``pool``, int32 [n].
 
         Returns:
-            One array of pool indices for each class, in the order of ``index``.
+            For each class, from 0 on, the indices of its samples, in the order of ``index``.
         """
         labels = self.pool.y[index]
         return [index[labels == label] for label in range(self.pool.classes)]

@@ -25,7 +25,11 @@ class DeclaredSource(Protocol):
         """Shape of a sample and number of classes; None if they follow from the data."""
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
-        """Return the shape of a sample and the number of classes."""
+        """Return the shape of a sample and the number of classes.
+
+        Args:
+            root: the folder from which the source loads the data.
+        """
 
 
 # checks of a source's data

@@ -55,7 +55,10 @@ class Partition(Spec):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:
-        """Accept ``usual_normalise``, the former name of ``usual_normalize``, with a warning."""
+        """Accept the attribute ``usual_normalise`` in a subclass, with a warning.
+
+        It is the former name of ``usual_normalize``.
+        """
         super().__pydantic_init_subclass__(**options)
         former = vars(cls).get("usual_normalise")
         if former is None:
@@ -170,26 +173,26 @@ def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> l
     """Divide samples among devices at random, in parts whose sizes differ by at most one.
 
     Args:
-        index: pool indices of the samples, int32 [n].
+        index: indices of the samples, int32 [n].
         devices: count of devices.
         generator: source of the random permutation.
 
     Returns:
-        The indices of each device.
+        The indices of each device's samples.
     """
     return np.array_split(generator.permutation(index), devices)
 
 
 def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
-    """Split pool indices by the device that owns each; the order is kept.
+    """Split indices of samples by the device that owns each sample; the order is kept.
 
     Args:
         owner: device of each index, int64 [n].
-        index: pool indices, int32 [n].
+        index: indices of the samples, int32 [n].
         devices: count of devices.
 
     Returns:
-        The indices of each device.
+        The indices of each device's samples.
     """
     order = np.argsort(owner, kind="stable")
     ends = np.bincount(owner, minlength=devices).cumsum()

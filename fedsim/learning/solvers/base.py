@@ -161,7 +161,7 @@ class Descent:
         """Return the rule for one tensor of a model; its ``lr`` is 0 if the tensor is frozen.
 
         Args:
-            begin: index of the tensor's first value in the flat model.
+            begin: index of the tensor's first value in the model, one array of all weights.
             end: index after its last value.
         """
         for held_begin, held_end in self.held:
@@ -170,7 +170,9 @@ class Descent:
         return self
 
     def shrinkage(self, *, is_kernel: bool, dimensions: int = 2) -> float:
-        """Return the coefficient c of the term c w in the gradient: weight_decay + mu (+ 2 l2).
+        """Return the coefficient c of the term c w in the gradient of a parameter w.
+
+        It is weight_decay + mu, plus 2 l2 for a kernel with the L2 penalty.
 
         Args:
             is_kernel: whether the parameter w is a kernel, to which the L2 penalty may apply.
@@ -303,7 +305,7 @@ class LocalSolve:
     """name -> array of the trainer's state; None or empty to begin without a state."""
 
     def copied_start(self) -> FlatModel:
-        """Return the start in new memory, float [d]."""
+        """Return a copy of the start, the model before the training, float [d]."""
         start = self.weights
         return start.clone() if isinstance(start, Tensor) else start.copy()
 
@@ -355,12 +357,13 @@ class Solver(ABC):
 
     Args:
         device: torch device of the computation.
-        tensors: name and shape of each of the model's tensors, in the order of a flat model.
+        tensors: name and shape of each of the model's tensors, in the order of their values in the
+            model's array of all weights.
         kernels: names of the tensors that are kernels, to which the L2 penalty applies.
 
     Attributes:
         device: the torch device of the computation.
-        tensors: names and shapes of the model's tensors, in the order of a flat model.
+        tensors: names and shapes of the model's tensors, as the argument.
         kernels: names of the tensors that are kernels, to which the L2 penalty applies.
         single_sample_obstacle: the reason why the model cannot be trained on a batch of a single
             sample; "" if there is none.

@@ -58,8 +58,8 @@ def interrupted_after(seconds: float) -> Iterator[None]:
 class ByTrainer(Reference):
     """Solver that calls the scenario's trainer for each device's training.
 
-    The trainer gets a new copy of the module each time. Its results are checked: the names and
-    shapes of the tensors, and that it has drawn no unseeded random numbers.
+    The trainer gets a new copy of the module each time. The names and shapes of the tensors that it
+    returns are checked, and that it has drawn no unseeded random numbers.
 
     Args:
         module: the module.

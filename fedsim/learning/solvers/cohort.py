@@ -174,7 +174,7 @@ class Cohort(Reference):
     ) -> list[Solved]:
         """Carry out several devices' trainings at once, as one stack of models.
 
-        If there are fewer trainings than ``lanes``, the last one is repeated.
+        If there are fewer trainings than ``lanes`` (places in the stack), the last one is repeated.
 
         Args:
             copied_module: a copy of the module.
@@ -376,7 +376,7 @@ class Cohort(Reference):
         return ""
 
     def _lanes_agree(self, kind: StackKind, step: LocalSolve, descent: Descent) -> bool:
-        """Return whether models have gradients with the same bits in any lane of a stack.
+        """Return whether a model's gradient has the same bits in each lane (place) of a stack.
 
         Args:
             kind: properties that all trainings of the stack share.

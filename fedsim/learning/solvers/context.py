@@ -23,8 +23,9 @@ _LOWER_63_BITS = (1 << 63) - 1
 class LocalData:
     """A device's samples in a local training; iterating over it yields the batches of all epochs.
 
-    Each batch is yielded once, as samples [b, *shape] and labels [b]. Their order depends on the
-    device and its task only. Before each batch, the key of the model's random draws is set.
+    Each batch is yielded once, as samples [b, *shape] and labels [b]. The order of the batches
+    depends only on the device and its task. Before each batch, the iterator sets the key of the
+    model's random draws, such as dropout.
 
     Attributes:
         x, y: all samples, [n, *shape], and their labels, [n].
@@ -133,7 +134,7 @@ class TrainingContext:
     def loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
         """Compute the mean loss of the current batch, plus the strategy's terms.
 
-        The strategy may add a proximal, a linear and a contrastive term.
+        The strategy may add a proximal term, a linear term and MOON's contrastive term.
 
         Args:
             outputs: outputs of the model, [b, classes].
@@ -153,9 +154,9 @@ class TrainingContext:
         return loss
 
     def batch_loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
-        """Compute the mean loss of the current batch plus the contrastive term.
+        """Compute the mean loss of the current batch plus the strategy's contrastive term, if any.
 
-        Proximal and linear terms are not added.
+        Other terms of the strategy, proximal and linear, are not added.
 
         Args:
             outputs: outputs of the model, [b, classes].
@@ -296,10 +297,10 @@ def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]
 
     Args:
         descent: the rule for the whole model.
-        trained: the trained tensors by name, in the order of the flat model.
+        trained: the trained tensors by name, in the order of their values in the model's array.
 
     Returns:
-        Name -> rule; its ``lr`` is 0 if the tensor is frozen.
+        Name of a tensor -> its rule, whose ``lr`` is 0 if the tensor is frozen.
     """
     rule_of_tensor = {}
     begin = 0

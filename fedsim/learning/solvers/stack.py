@@ -52,7 +52,7 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
     """Pad the batches of several trainings to one shape, so that a stack can train all models.
 
     Args:
-        solves: the trainings, one for each lane.
+        solves: the trainings, one for each lane (place in the stack).
         width: samples in a padded batch.
         device: torch device of the result.
     """
@@ -139,7 +139,7 @@ class LaneLoss(nn.Module):
         self.contrast: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, batch: LaneBatch) -> tuple[Tensor, Tensor]:
-        """Compute the loss of a lane's model on the lane's batch.
+        """Compute the loss of one model of the stack on its own batch.
 
         Returns:
             The mean loss with any contrastive term, and the sum of the samples' losses without it.
@@ -277,7 +277,7 @@ class Stack:
         dropout_key: Tensor,
         batch: LaneBatch,
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of one lane's model on the lane's batch, with any contrastive term.
+        """Return the loss of one model of the stack on its own batch, with any contrastive term.
 
         Args:
             trained: name -> trained tensor of the model.
@@ -297,9 +297,10 @@ class Stack:
         """Set the weights with which the trainings of the stack begin.
 
         Args:
-            weights: the start of each lane on the torch device, float [W, d], which is not
+            weights: the W models before their trainings, on the torch device, float [W, d]; not
                 changed.
-            constant: added to the gradient of every step, float [W, d]; None for 0.
+            constant: for each model, the part of its gradient that is equal in all steps, float
+                [W, d]; None for 0.
         """
         for name, tensor in self._split(weights).items():
             is_trained = name in self._shrinkage
@@ -426,7 +427,7 @@ def clip_lanes(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Tenso
 
     Args:
         gradients: name -> gradient, [W, *shape].
-        max_norm: greatest norm of a lane's gradients.
+        max_norm: greatest norm of all gradients of a model together.
     """
     squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
     norm = torch.stack(squares).sum(0).sqrt()

@@ -148,8 +148,8 @@ class Watch:
     def note_training(self) -> None:
         """Set ``has_trained`` for the calling thread.
 
-        The solver calls it in each thread's first training, whose first steps it carries out twice
-        to compare the results. In later trainings ``has_trained`` tells it to skip this check.
+        In the first training of each thread, a solver carries out the first steps twice and
+        compares the results. It calls this method, so that later trainings skip the check.
         """
         self._threads.has_trained = True
 
