@@ -199,16 +199,15 @@ class Learning(Learner):
             if not samples or width in tried_widths:
                 continue
             tried_widths.add(width)
-            batches = draw_batches(np.random.default_rng(0), samples, batching, LocalEpochs(1))
             x, y = data.train_samples(shard)
-            solve = LocalSolve(
+            training = LocalSolve(
                 self._initial(0),
                 to_device(x, solver.device),
                 to_device(y, solver.device),
-                batches,
+                draw_batches(np.random.default_rng(0), samples, batching, LocalEpochs(1)),
             )
             rule = Descent(self._training.lr, clip=self._training.sgd.clip)
-            reason = solver.try_stack(solve, rule)
+            reason = solver.try_stack(training, rule)
             if reason:
                 self.notes.append(
                     f"training.solver = 'cohort' trains devices with {samples} samples, and others "
@@ -228,14 +227,15 @@ class Learning(Learner):
         reason = self._solver.single_sample_obstacle
         if not reason:
             return
-        devices = []  # those with a batch of one sample
+        failing_devices = []
         for device, size in sizes.items():
             if self._batching_of(device).last_size(size) == 1:
-                devices.append(device)
-        if not devices:
+                failing_devices.append(device)
+        if not failing_devices:
             return
-        batching = self._batching_of(devices[0])
-        size = sizes[devices[0]]
+        first = failing_devices[0]
+        batching = self._batching_of(first)
+        size = sizes[first]
         if size == 1:
             allowed = "a data.partition without devices of one sample"
         elif batching.size == 1:
@@ -244,9 +244,8 @@ class Learning(Learner):
             allowed = 'training.last_batch = "drop" or "merge"'
         raise ScenarioError(
             f"the module of model.factory cannot be trained on a batch of one sample ({reason}), "
-            "and the last batch of device "
-            f"{devices[0]} has one: it has {size} samples, in batches of {batching.size} (as "
-            f"{len(devices)} devices in all); "
+            f"and the last batch of device {first} has one: it has {size} samples, in batches of "
+            f"{batching.size} (as {len(failing_devices)} devices in all); "
             f"allowed is {allowed}, or a module that takes one, as with torch.nn.GroupNorm"
         )
 

@@ -207,7 +207,7 @@ class _SharedMemory:
                 self._follow_value(key, sys.modules[key], names)
         for cell in function.__closure__ or ():
             self._functions += _functions_of(_content(cell))
-        # other functions have no place of their own for values that change between calls
+        # a function without any of these cannot keep a value from one call to the next
         if function.__closure__ or function.__defaults__ or vars(function):
             name = self._unused_name(f"{function.__module__}.{function.__qualname__}()")
             self.values[name] = function

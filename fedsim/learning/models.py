@@ -261,7 +261,7 @@ class TorchModel(PartedModel):
             shape: shape of a sample.
             classes: count of classes.
         """
-        from fedsim.learning.modules import adapt_and_freeze  # here, as it imports torch: slow
+        from fedsim.learning.modules import adapt_and_freeze  # here, as torch's import is slow
 
         return adapt_and_freeze(self.plain_module(shape, classes), self.lora, self.train)
 
@@ -478,7 +478,7 @@ class ModuleModel(TorchModel):
         return factory
 
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        from fedsim.learning.modules import build  # here, as it imports torch, which is slow
+        from fedsim.learning.modules import build  # here, as torch's import is slow
 
         return build(self.factory, self.args, seed)
 

@@ -111,25 +111,7 @@ def _refuse_untrainable(module: nn.Module, path: str) -> None:
     """
     for name, part in module.named_modules():
         where = f"model.factory {path!r}: the part {name or 'itself'!r} is a {type(part).__name__}"
-        if isinstance(part, nn.modules.lazy.LazyModuleMixin):
-            raise ScenarioError(
-                f"{where}, whose size is not known before its first use; say it, as in "
-                "torch.nn.Linear(64, 10)"
-            )
-        if isinstance(part, torch.jit.ScriptModule):
-            raise ScenarioError(
-                f"{where}, made by torch.jit.script or torch.jit.trace, whose state and random "
-                "draws fedsim cannot see; give "
-                "the plain torch.nn.Module of which it was made"
-            )
-        has_statistics = getattr(part, "running_mean", None) is not None
-        if has_statistics and getattr(part, "momentum", 0.1) is None:
-            raise ScenarioError(
-                f"{where} with momentum=None, whose running statistics are means over all "
-                "batches that it ever saw; devices' "
-                "means over unlike numbers of batches cannot be averaged; give it a momentum, "
-                "or track_running_stats=False"
-            )
+        _refuse_untrainable_part(part, where)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
             raise ScenarioError(
@@ -142,6 +124,26 @@ def _refuse_untrainable(module: nn.Module, path: str) -> None:
         raise ScenarioError(
             f"model.factory {path!r}: 'loss' must be a method loss(outputs, y) that returns "
             "one loss a sample"
+        )
+
+
+def _refuse_untrainable_part(part: nn.Module, where: str) -> None:
+    if isinstance(part, nn.modules.lazy.LazyModuleMixin):
+        raise ScenarioError(
+            f"{where}, whose size is not known before its first use; say it, as in "
+            "torch.nn.Linear(64, 10)"
+        )
+    if isinstance(part, torch.jit.ScriptModule):
+        raise ScenarioError(
+            f"{where}, made by torch.jit.script or torch.jit.trace, whose state and random "
+            "draws fedsim cannot see; give the plain torch.nn.Module of which it was made"
+        )
+    has_statistics = getattr(part, "running_mean", None) is not None
+    if has_statistics and getattr(part, "momentum", 0.1) is None:
+        raise ScenarioError(
+            f"{where} with momentum=None, whose running statistics are means over all batches "
+            "that it ever saw; devices' means over unlike numbers of batches cannot be averaged; "
+            "give it a momentum, or track_running_stats=False"
         )
 
 

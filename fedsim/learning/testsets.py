@@ -346,21 +346,12 @@ def evaluation_of(
     Returns:
         The evaluation, with one entry for each of ``devices``.
     """
-
-    def in_sample_order(parts: Sequence[SampleNumbers]) -> SampleNumbers:
-        numbers = np.concatenate(parts)
-        if order is None:
-            return numbers
-        sorted_numbers = np.empty_like(numbers)
-        sorted_numbers[order] = numbers
-        return sorted_numbers
-
     scores = np.zeros((len(owner), 3))
     facts: dict[str, SampleNumbers] = {}
     if results:
-        scores = in_sample_order([part.scores for part in results])
+        scores = _in_sample_order([part.scores for part in results], order)
         for name in results[0].facts:
-            facts[name] = in_sample_order([part.facts[name] for part in results])
+            facts[name] = _in_sample_order([part.facts[name] for part in results], order)
     losses, correct_answers, counts = scores.T
 
     def sum_by_device(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -375,3 +366,12 @@ def evaluation_of(
     ends = np.cumsum(np.bincount(owner, minlength=len(devices)))[:-1]
     device_facts = {name: np.split(values[by_device], ends) for name, values in facts.items()}
     return Evaluation(devices, correct, count, loss_sum, facts=device_facts)
+
+
+def _in_sample_order(parts: Sequence[SampleNumbers], order: Ints | None) -> SampleNumbers:
+    numbers = np.concatenate(parts)
+    if order is None:
+        return numbers
+    sorted_numbers = np.empty_like(numbers)
+    sorted_numbers[order] = numbers
+    return sorted_numbers

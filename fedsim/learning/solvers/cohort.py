@@ -352,9 +352,9 @@ class Cohort(Reference):
         self.one_by_one = tuple(operations)
         if not lanes_agree:
             return "the last bits of its gradients depend on the place in a stack"
-        weights = on_host(plain.weights)
-        change = float(np.linalg.norm(weights - on_host(solve.weights)))
-        difference = float(np.linalg.norm(weights - on_host(stacked[0].weights)))
+        plain_weights = on_host(plain.weights)
+        change = float(np.linalg.norm(plain_weights - on_host(solve.weights)))
+        difference = float(np.linalg.norm(plain_weights - on_host(stacked[0].weights)))
         tolerance = _TOLERANCE_BF16 if self.in_bf16 else _TOLERANCE
         if difference > tolerance * change:
             return (

@@ -284,7 +284,7 @@ def parts_of(model: FlatModel | None, trained: Mapping[str, Tensor]) -> dict[str
         return {}
     sizes = [math.prod(real_shape(tensor)) for tensor in trained.values()]
     flat = on_device(model, next(iter(trained.values())).device)
-    if flat is model:  # a trainer may change the tensors in place
+    if flat is model:  # a copy is needed, as a trainer may change the tensors in place
         flat = flat.clone()
     tensors = {}
     for (name, tensor), part in zip(trained.items(), torch.split(flat, sizes), strict=True):
