@@ -192,7 +192,7 @@ class LocalWork:
         return self._solver.at_once
 
     def _train_at_once(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
-        """Carry out local trainings, at most ``at_once``, as one call of the solver."""
+        """Carry out at most ``at_once`` local trainings, which the solver may compute together."""
         results: dict[int, Solved] = {}
         trainings: dict[int, tuple[LocalSolve, Descent]] = {}
         # The first job's solver serves all jobs: only ``Dense`` has a second one, and it takes one

@@ -104,18 +104,23 @@ def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
         )
     if is_number(array) != is_number(tensor) or array.is_complex() > tensor.is_complex():
         raise DataError(f"{where} of {array.dtype}, for which the model has one of {tensor.dtype}")
-    is_not_finite = ~torch.isfinite(array)
-    if bool(is_not_finite.any()):
-        current = tensor.to(array.dtype)
-        is_unchanged = torch.equal(array.nan_to_num(1e30), current.nan_to_num(1e30))
-        if not is_unchanged:  # a mask of -inf that the model already has is allowed
-            raise DataError(
-                f"{where} with {int(is_not_finite.sum())} of {array.numel()} numbers that are not "
-                "finite (NaN or infinity); allowed are finite numbers"
-            )
+    _refuse_not_finite(tensor, array, where)
     converted = array.to(tensor.dtype)
-    too_large = int((~is_not_finite & ~torch.isfinite(converted)).sum())
+    too_large = int((torch.isfinite(array) & ~torch.isfinite(converted)).sum())
     if too_large:
         raise DataError(f"{where} with {too_large} numbers beyond the range of {tensor.dtype}")
     with torch.no_grad():
         tensor.copy_(converted)
+
+
+def _refuse_not_finite(tensor: Tensor, array: Tensor, where: str) -> None:
+    is_not_finite = ~torch.isfinite(array)
+    if not bool(is_not_finite.any()):
+        return
+    current = tensor.to(array.dtype)
+    is_unchanged = torch.equal(array.nan_to_num(1e30), current.nan_to_num(1e30))
+    if not is_unchanged:  # a mask of -inf that the model already has is allowed
+        raise DataError(
+            f"{where} with {int(is_not_finite.sum())} of {array.numel()} numbers that are not "
+            "finite (NaN or infinity); allowed are finite numbers"
+        )

@@ -442,7 +442,7 @@ class Stream:
         return ready
 
     def _publish(self, node: ModelNode, recipe: Recipe) -> None:
-        """Copy the result of a computed node to its model, if the model still exists.
+        """Copy the result of a computed node to the original model, if that still exists.
 
         The node's own weights are freed if no later step needs them. Its recipe is kept as
         ``spare_recipe``, by which freed weights can be computed again.
@@ -464,7 +464,7 @@ class Stream:
             _drop_recipe(node)
 
     def _note_use(self, ref: Ref) -> None:
-        """Note that a step has used a model, and free its weights after the last use."""
+        """Count down the uses of a model that a step has used; free its weights after the last."""
         if isinstance(ref, ModelNode):
             ref.uses_left -= 1
             if not ref.uses_left:

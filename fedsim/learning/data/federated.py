@@ -504,10 +504,14 @@ def pooled(
         labels = labels.astype(np.int64)
         pool = replace(pool, y=labels, classes=len(values), targets=y, outputs=raw.classes)
     elif y.ndim > 1 or y.dtype != np.int64:  # targets instead of labels
-        no_labels = np.zeros(len(y), np.int64)
-        targets = y if y.size else None
-        pool = replace(pool, y=no_labels, classes=1, targets=targets, outputs=raw.classes)
-        pool = replace(pool, labelled=False)
+        pool = replace(
+            pool,
+            y=np.zeros(len(y), np.int64),
+            classes=1,
+            targets=y if y.size else None,
+            outputs=raw.classes,
+            labelled=False,
+        )
     if normalize == "standardize" and not raw.vocabulary:
         mean, std = _mean_and_std(x if over_test else raw.x_train)
         pool = replace(pool, mean=mean, std=std + np.float32(_STD_FLOOR))

@@ -138,8 +138,8 @@ def _test(solver: Reference, weights: Weights, x: Tensor, copied_module: ModuleC
 def _refuse_draws(work: Callable[[], object]) -> None:
     """Raise ``ScenarioError`` if a training or test draws from global random generators.
 
-    It is repeated up to three times. If a repetition has no draws, the draws in earlier ones are
-    attributed to another thread.
+    The training or test is carried out up to three times. If it has no draws in one of them, the
+    draws in earlier ones are attributed to another thread.
 
     Args:
         work: trains or tests a user's module.

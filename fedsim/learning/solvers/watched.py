@@ -205,12 +205,15 @@ class Watch:
     def _run_without_draws(
         self, copied_module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str
     ) -> R:
-        """Run a training or test, return its result, and raise if it has drawn random numbers.
+        """Run a training or test, and raise if it draws random numbers that cannot be repeated.
 
         Args:
             copied_module: the copy of the module.
             work: computes with the copy.
             where: text that names the use, for error messages.
+
+        Returns:
+            The result of ``work``.
 
         Raises:
             SimulationError: the module draws from a global generator, or from the system's entropy.
