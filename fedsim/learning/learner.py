@@ -235,7 +235,7 @@ class Learner:
 
         Args:
             function: a function that is marked by ``pure``.
-            models: the models.
+            models: the models to which the function is applied.
             stream: purpose and integers of the random stream that the function draws from; None if
                 it draws no random numbers.
             otherwise: the result if a model is not finite, or no model remains.

@@ -104,7 +104,7 @@ class TestSamples(NamedTuple):
     """Test samples of some devices, with each distinct image stored once, in blocks.
 
     The samples are numbered device by device. An image that several devices have is a sample of
-    each of them.
+    each of them. The ID of an image is its quarter turns x pool size + its index in the pool.
 
     Attributes:
         devices: the devices.

@@ -262,7 +262,7 @@ class Cohort(Reference):
         Args:
             copied_module: a copy of the module.
             kind: properties that all trainings share.
-            solves: the inputs of the training in each lane.
+            solves: the inputs of the training in each lane (place in the stack).
         """
         module = copied_module.module
         copied_module.restore()

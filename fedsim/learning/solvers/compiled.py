@@ -62,9 +62,10 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
 def compiled(function: F) -> F:
     """Decorator that compiles a function which only compiled functions call (numba).
 
-    Its machine code becomes part of each caller's code (``forceinline``), so that results have the
-    same bits in all processes. Otherwise the process that compiles would run code of the function
-    that was optimised alone, and later processes the code that was stored with the caller's.
+    The function's machine code becomes part of each caller's code (``forceinline``), so that
+    results have the same bits in all processes. Otherwise they would differ: the process that
+    compiles would run a version of the function that was optimised alone, and later processes would
+    run the version that was stored with the caller.
     """
     dispatcher: F = _njit(no_cpython_wrapper=True, forceinline=True)(function)
     return dispatcher

@@ -49,9 +49,9 @@ class Parameter(NamedTuple):
 class FirstLayer(NamedTuple):
     """First layer of a model in training by compiled loops: its kernel, or coefficients of samples.
 
-    In *weight space* steps change the kernel W. In *sample space* they change the coefficients A of
-    the samples X in W = a W_0 + b C + A^T X, where W_0 is the start and C the constant part of the
-    gradient.
+    In *weight space* SGD steps change the kernel W. In *sample space* they change the coefficients
+    A of the device's samples X in W = a W_0 + b C + A^T X, where W_0 is the kernel before the
+    training, and C the part of the gradient that is equal in all steps.
 
     Attributes:
         features: [n, c]: in weight space the samples; in sample space their inner products with all
