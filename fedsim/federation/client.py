@@ -25,10 +25,10 @@ BEST = "best"
 @saved()
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """Linear combination of results of a task's earlier trainings, for its later trainings.
+    """Weighted sum of results of a task's earlier trainings, and of other models.
 
-    A client names it as the start of a ``Training``, or as the anchor of its proximal term. It is
-    computed when the earlier trainings are done.
+    A client names it as the start of a later ``Training`` of the same task, or as the anchor of the
+    later training's proximal term. The sum is computed when the earlier trainings are done.
 
     Attributes:
         parts: pairs of a model and its coefficient. An int i in place of a model stands for the
@@ -62,10 +62,10 @@ class RunInfo:
             kind of cut (``width``, ``rank`` or ``adapters``) and the size, as in ``ModelCut``.
         adapter_scale: scale of the model's adapters (LoRA), alpha divided by their rank; 1 without
             adapters.
-        kinds: names of the kinds of devices, in the order of the scenario; empty if devices have no
-            kind.
-        kind_of: function of a device that returns the name of its kind, which the device reports
-            when it joins; the result is None if devices have no kind.
+        kinds: names of the kinds of devices (hardware, such as a phone or a board), in the order of
+            the scenario; empty if devices have no kind.
+        kind_of: function of a device's ID that returns the name of the device's kind, which the
+            device reports when it joins; the result is None if devices have no kind.
         learns: whether models have weights; false for ``learning = "off"``.
     """
 

@@ -171,10 +171,10 @@ class ClientSide:
         return self.envelopes.answer(task.device, contents, result, context)
 
     def _add_time_to_encode(self, _: Task, step: TaskStep) -> TaskStep:
-        """Extend the reserve of a training's time limit by the time to encode its result.
+        """Return a training whose time limit also leaves time to encode its result.
 
-        Only a limit that reserves time for the upload (``Limit.reserve_upload``) is extended. Any
-        other step is returned unchanged.
+        Only a limit that leaves time for the upload (``Limit.reserve_upload``) is changed. A
+        training with another limit, and a step that is no training, are returned unchanged.
         """
         if not isinstance(step, Train) or not step.limit.reserve_upload:
             return step
@@ -312,11 +312,11 @@ class ClientSide:
         return replace(step, training=replace(training, share=share))
 
     def _resolve(self, model: ModelOrResult, earlier: tuple[Ref, ...]) -> Ref | None:
-        """Return the start or anchor of a training as a model.
+        """Return the start or the proximal anchor of a training as a model.
 
         Args:
-            model: a start or anchor. A ``PreviousResult`` becomes the combination of its parts; any
-                other value is returned unchanged.
+            model: a start or anchor. A ``PreviousResult`` becomes the weighted sum of its parts;
+                a model, or None for no anchor, is returned unchanged.
             earlier: results of the task's earlier trainings, in order.
         """
         if not isinstance(model, PreviousResult):

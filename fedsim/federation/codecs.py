@@ -71,7 +71,8 @@ class Arithmetic(Protocol):
 
         Args:
             parts: pairs of a model and its coefficient.
-            otherwise: the result if no model is finite.
+            otherwise: the result if no model is finite, or if the coefficients cannot be rescaled;
+                None: the result is NaN in these cases.
             rescale: whether the coefficients of the finite models are multiplied by a common
                 factor, so that their sum is the sum of all coefficients.
         """
@@ -122,9 +123,10 @@ class Coded(NamedTuple):
 
 
 class CodedParts(NamedTuple):
-    """Arrays of a model for a real message, in a deployment: before encoding, and as decoded.
+    """Arrays of a model before encoding and after decoding, from which a real message is written.
 
-    ``Codec.pack`` writes the message from them.
+    ``Codec.encode`` returns them, and ``Codec.pack`` writes the message, in a deployment on real
+    machines. A simulation writes no messages.
 
     Attributes:
         exact: the array before encoding [d]: the model, or its change if the codec encodes changes.
@@ -229,11 +231,12 @@ class Codec(Spec):
 
     @property
     def for_added_up(self) -> "Codec":
-        """Codec for contents that device and server each add up over rounds.
+        """Codec that replaces this one for contents that device and server each add up over rounds.
 
-        ``Traits.accumulated_contents`` names them, such as the update in FedDyn. The device's next
-        content contains what encoding has left out of this one. The codec therefore works as with
-        error feedback, but the device stores no residual. By default it is this codec itself.
+        ``Traits.accumulated_contents`` names such contents, for example the update in FedDyn.
+        Values that encoding leaves out of one content are part of the device's next content, so
+        that the device stores no residual. In all else the replacement works as with error
+        feedback. By default it is this codec itself.
         """
         return self
 
@@ -296,7 +299,7 @@ class Codec(Spec):
 
     @property
     def packs(self) -> bool:
-        """Whether the codec can write real payloads, of ``bytes`` bytes each, as a deployment needs."""
+        """Whether the codec can write real payloads, as a deployment on real machines needs."""
         return type(self).pack is not Codec.pack
 
     def encode(
@@ -307,15 +310,17 @@ class Codec(Spec):
         base: Ref | None,
         residual: Ref | None,
     ) -> CodedParts:
-        """Return the arrays from which ``pack`` writes the payload of a model, in a deployment.
+        """Return the arrays from which ``pack`` writes the payload of a model.
 
-        By default ``sent`` is the whole decoded model that ``code`` returns.
+        Called in a deployment on real machines, in place of ``code``. By default ``sent`` of the
+        result is the whole decoded model that ``code`` returns, and ``start`` is None.
 
         Args:
             arithmetic: arithmetic with models on the side that encodes.
             parameters: count of parameters of the model.
             value: the model to encode.
-            base: the model that sender and receiver both have; None if there is none.
+            base: the model from which ``value`` was trained, known to both sides; None if there is
+                no such model.
             residual: the residual that the sender has stored; None if there is none.
         """
         coded = self.code(arithmetic, parameters, value, base, residual)

@@ -176,7 +176,19 @@ class Dispatch:
         continues: bool = False,
         at_edge: bool = False,
     ) -> int:
-        """Send an idle device a request, as ``Server.ask`` does, and return the task's ID."""
+        """Send an idle device a request, and return the ID of the task that the request starts.
+
+        ``Server.ask`` and ``Peer.train`` call it.
+
+        Args:
+            device: ID of the device.
+            contents: the contents of the request by name.
+            job: name of the job, which the strategy's code on the device reads.
+            round_number: the round for which the device works, from 0; None for no round.
+            group: the group for which the device works, in the records; None for no group.
+            continues: whether the task continues the device's last task, so that both count as one.
+            at_edge: whether the device's edge server sends the request and receives the answer.
+        """
         request = self.envelopes.request(device, contents, job, round_number)
         if continues:
             self.updates.continue_task(device, round_number)
@@ -199,10 +211,15 @@ class Dispatch:
         return task.id
 
     def end(self, task: int, cause: Cause) -> None:
-        """End a task, as ``Server.end`` does.
+        """End a running task before it is done; no effect on a task that has ended.
 
-        If the task was lost and the server has not noticed it yet, the task remains recorded as
-        lost, and the strategy is notified at once.
+        ``Server.end`` calls it. If the device was lost and the server has not noticed it yet, the
+        task has ended already and remains recorded as lost; the strategy is then notified of the
+        loss at once.
+
+        Args:
+            task: ID of the task.
+            cause: the outcome of a task that is still running, such as ``late``.
         """
         if task in self.lost_tasks.unnoticed:
             self.lost_tasks.notice(task)
@@ -210,9 +227,10 @@ class Dispatch:
             self.tasks.end(task, cause)
 
     def on_task_end(self, task: Task) -> None:
-        """Notify the strategy of the end of a task.
+        """Notify the strategy of the end of a task (``Strategy.on_task_end``).
 
-        If the device was lost, the notification follows after ``server.patience``.
+        If the device was lost, the notification follows after ``server.patience``, or as soon as
+        the device is back.
         """
         context = TaskContext.of(task)
         instruction = context.instruction
@@ -243,7 +261,11 @@ class Dispatch:
         self.edge_channel.on_lost(edge)
 
     def on_switched_on(self, device: int) -> None:
-        """Notify the strategy of lost tasks and waiting notices of a device that is on again."""
+        """Notify the strategy about a device that is switched on again.
+
+        It is notified of the device's lost tasks, and receives the notices about the device that
+        waited.
+        """
         self.lost_tasks.on_switched_on(device)
         self.notices.on_switched_on(device)
 

@@ -84,7 +84,18 @@ class EdgeChannel:
         round_number: int | None,
         start: Ref | None,
     ) -> None:
-        """Send a message between the server and an edge server; see ``ServerEdges.carry``."""
+        """Send a message between the server and an edge server.
+
+        ``Strategy.on_carried`` is called when the message has ended.
+
+        Args:
+            edge: ID of the edge server.
+            contents: the contents by name.
+            direction: ``down`` to the edge server, ``up`` from the edge server.
+            round_number: the round for which the message is sent; None for no round.
+            start: the model, known to both sides, from which the models in ``contents`` were
+                trained; None if there is no such model.
+        """
         has_base = direction == "up" or edge in self.with_base
         parts = self._envelopes.parts(contents, direction, has_base=has_base)
         message = self._messages.carry(edge, direction, parts, round_number, self._on_end)

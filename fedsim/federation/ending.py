@@ -20,14 +20,16 @@ class Progress:
     """Best test of a run so far, for ``[stop]`` and ``evaluation.keep_best`` to compare new tests.
 
     Attributes:
-        value: Value of the last improvement, a test that is better than the improvement before it
-            by more than ``stop.min_delta``. None until a test has a finite value.
-        since: Index of the round of that test, from 0; before any improvement, the round of the
-            first test. None before a test.
-        best: Best value of any test; None before a finite value.
-        best_round: Round of the first test with the best value.
-        models: The strategy's models at the best test, by name; empty unless the best model is
-            kept.
+        value: Monitored value (``StopRules.monitor``) at the last improvement. An improvement is a
+            test that is better than the improvement before it by more than ``stop.min_delta``.
+            None until a test has a finite value.
+        since: Index of the round of the last improvement, from 0; before any improvement, the
+            round of the first test. None before a test.
+        best: Best monitored value of any test; None before a finite value.
+        best_round: Index of the round of the first test with the value ``best``; None before a
+            finite value.
+        models: The strategy's models at the best test, by name; empty unless
+            ``evaluation.keep_best`` is set.
     """
 
     value: float | None = None
@@ -71,7 +73,12 @@ class StopRules:
 
     @property
     def summary(self) -> dict[str, object]:
-        """Entry ``best`` of ``summary.json``: the best test; empty if tests are not compared."""
+        """Entry ``best`` of ``summary.json``, as a dict with this single key.
+
+        Its value has the keys ``monitor`` (column of ``rounds.parquet`` by which tests are
+        compared), ``round`` (index of the round of the best test) and ``value`` (its value in this
+        column). The dict is empty unless ``stop.patience`` or ``evaluation.keep_best`` is set.
+        """
         if self._stop.patience is None and not self._keeps_best:
             return {}
         best: dict[str, object] = {"monitor": self.monitor}
@@ -86,12 +93,14 @@ class StopRules:
     def note(
         self, round_number: int, figures: MeasuredRound, models: Mapping[str, tuple[Ref, object]]
     ) -> None:
-        """Compare a round's test with the best test so far; store the models if it is better.
+        """Compare a round's test with the best test so far, and update ``progress``.
+
+        If the test is the best one and ``evaluation.keep_best`` is set, the models are stored.
 
         Args:
             round_number: the round, from 0.
-            figures: column of ``rounds.parquet`` -> value for this round; without the monitored
-                column nothing is done.
+            figures: column of ``rounds.parquet`` -> value for this round. Nothing is done if the
+                monitored column (``monitor``) has no value.
             models: name -> model of the strategy, and the devices that it serves.
         """
         value = figures.get(self.monitor)
@@ -124,7 +133,10 @@ class StopRules:
 
         Args:
             round_number: the round, from 0.
-            figures: measures of the round.
+            figures: measures of the round: column of ``rounds.parquet`` -> value.
+
+        Returns:
+            A few words for the summary, such as ``accuracy 0.9012 reached`` or ``40 rounds``.
         """
         for name, goal in self._stop.metrics.items():
             value = figures.get(name)

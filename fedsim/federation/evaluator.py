@@ -79,8 +79,8 @@ class Evaluator:
 
     Attributes:
         last: the last evaluation; None before the first.
-        served: name of a model -> devices that the model has ever served, ascending; None for all.
-            Filled only with ``score = "historical"``.
+        served: name of a model -> devices to which the strategy has ever assigned the model,
+            ascending; None for all. Filled only with ``score = "historical"``.
         unseen_accuracy: device that never trains -> accuracy in the last test; None without test
             samples.
     """
@@ -143,9 +143,14 @@ class Evaluator:
         updates: Sequence[Measured],
         strategy: "Handlers",
     ) -> Figures:
-        """Measure accuracy, losses, discrepancies and agreement of groups after a round.
+        """Measure models, updates and groups after a round.
 
-        The attributes ``last``, ``served`` and ``unseen_accuracy`` are updated.
+        If a test is due, the models' accuracy and loss are measured, the training loss of the
+        updates, and their discrepancies: the mean distances of the updates from the models into
+        which they were aggregated, and from the models from which they were trained. If the data
+        source knows true groups of devices, the agreement of the strategy's groups with them is
+        measured after every round. The attributes ``last``, ``served`` and ``unseen_accuracy`` are
+        updated.
 
         Args:
             round_number: the round, from 0.
@@ -154,8 +159,9 @@ class Evaluator:
             strategy: the strategy's server code.
 
         Returns:
-            Values of columns of ``rounds.parquet``; None for a measure if no test is due. Columns
-            of agreement are included only if true groups are known.
+            Column of ``rounds.parquet`` -> value; None for a measure of a test if no test is due.
+            The columns of agreement (``purity``, ``ari`` and ``nmi``) are missing if true groups
+            are unknown, or if no device with a true group has a group of the strategy.
         """
         figures = self._not_measured()
         if self._spec.score == "historical":
@@ -174,7 +180,7 @@ class Evaluator:
         return figures
 
     def _not_measured(self) -> Figures:
-        """Return the measures of a round without a test: None for each column."""
+        """Return the measures of a round without a test: column of ``rounds.parquet`` -> None."""
         figures = dict(NOT_MEASURED)
         figures |= dict.fromkeys(metric.name for metric in self._metrics)
         figures |= self._unseen.not_measured()
@@ -236,9 +242,15 @@ class Evaluator:
     ) -> Figures:
         """Return a round's training loss, discrepancies, and means of metrics that trainers report.
 
+        The discrepancies are the mean distances of the updates from the models into which they
+        were aggregated, and from the models from which they were trained.
+
         Args:
             trained: the models whose training losses are measured, and their weights.
-            updates: the updates of the round's aggregation; without any, nothing is measured.
+            updates: the updates of the round's aggregation.
+
+        Returns:
+            Column of ``rounds.parquet`` -> value; empty without updates.
         """
         figures = Figures()
         if not updates:
@@ -297,13 +309,14 @@ class Evaluator:
             yield np.subtract(weights, start_weights, dtype=np.float64)
 
     async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        """Return the mean of ||update - center||_2 over pairs of finite models (FlexCFL, Eq. 3).
+        """Return the mean Euclidean distance of updates from other models (FlexCFL, Eq. 3).
 
         Args:
-            pairs: pairs of an update and its center, the model into which it was aggregated.
+            pairs: pairs of an update and a model, such as the model into which the update was
+                aggregated. A pair with a model that is not finite is left out.
 
         Returns:
-            The mean; None if no pair is finite.
+            The mean; None if no pair remains.
         """
         distances = await self._learner.distances(pairs)
         finite = list(filter(math.isfinite, distances))
@@ -375,7 +388,7 @@ class Evaluator:
             models: the model of each device.
 
         Returns:
-            ``mean_accuracy``, the accuracy of the mean of all finite models on the pooled test
+            A dict with ``mean_accuracy``, the accuracy of the mean of all finite models on the pooled test
             samples of all devices, and ``consensus``, the root of the mean squared Euclidean
             distance of the models from that mean (Kong et al. 2021). Empty if no test is due.
         """
@@ -409,10 +422,13 @@ class Evaluator:
         return groups
 
     def _group_agreement(self, strategy: "Handlers") -> Figures:
-        """Return measures of agreement of the strategy's groups with the true groups.
+        """Return measures of agreement of the strategy's groups with the true groups of devices.
 
-        Only present devices with a true group count. Empty if true groups are unknown, or if no
-        such device has a group.
+        Only devices that are present and have a true group count.
+
+        Returns:
+            ``purity``, ``ari`` and ``nmi`` -> value (``measure_agreement``). Empty if true groups
+            are unknown, or if no such device has a group of the strategy.
         """
         truth = self._world.truth()
         if truth is None:

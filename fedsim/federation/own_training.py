@@ -34,9 +34,9 @@ class LocalTrainings:
         )
 
     def lr_in(self, device: int) -> Callable[[int], float] | None:
-        """Return the function of a round that gives a device's learning rate.
+        """Return a function of a round (from 0) that returns a device's learning rate in the round.
 
-        None if ``[training]`` determines the rate.
+        None if the device has no rate of its own, so that ``[training]`` determines the rate.
         """
         if self.settings is None or not self.settings.lr[device]:
             return None
@@ -59,10 +59,11 @@ class LocalTrainings:
         return replace(training, lr=lr_in(round_number))
 
     def epochs(self, device: int) -> int:
-        """Return the count of local epochs in the keys that the client code of a device reads.
+        """Return the count of local epochs that a device's client code reads as ``local_epochs``.
 
-        0 stands for the count in ``[strategy]``. The result is 1 for a device with a count of SGD
-        steps, as ``adapt_step`` replaces a training of one epoch by these steps.
+        The result is 0 if the device uses the count in ``[strategy]``. It is 1 for a device with a
+        count of SGD steps: its code then trains one epoch, and ``adapt_step`` replaces the epoch by
+        the SGD steps.
         """
         if self.settings is None:
             return 0

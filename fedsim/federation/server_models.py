@@ -50,7 +50,7 @@ class ServerModels:
     def initial(self, count: int = 0) -> Ref:
         """Return the name (``Ref``) of a freshly initialised model.
 
-        Every strategy gets the same model with the same seed.
+        With the same seed and ``count``, every strategy gets the same model.
 
         Args:
             count: index of the initialisation, from 0; each index has other weights.
@@ -71,11 +71,13 @@ class ServerModels:
 
         Args:
             parts: pairs of a model and its coefficient.
-            otherwise: the result if no model remains; or if some were left out, and either the
-                remaining coefficients or the coefficients of all models sum to 0. By default it is
-                a model that is not finite.
-            rescale: whether the remaining coefficients are multiplied by a common factor, so that
-                their sum is the sum of all coefficients; False for sums of differences.
+            otherwise: the model that replaces the sum if every model is left out, or if some are
+                left out and the coefficients cannot be rescaled because the coefficients of all
+                models, or of the remaining models, sum to 0. None: the result is NaN in these
+                cases.
+            rescale: whether, if models are left out, the coefficients of the remaining models are
+                multiplied by a common factor, so that their sum is the sum of all coefficients;
+                False for sums of differences.
 
         Raises:
             SimulationError: a part has no model.
@@ -186,9 +188,9 @@ class ServerModels:
     async def note_skipped(self, models: Sequence[Ref], *, stay: bool = True) -> None:
         """Count the memory of models that the strategy would read here (``values``) with learning.
 
-        A strategy that decides without weights if ``learning = "off"`` calls it in place of
-        ``values``. ``fedsim check`` tries a run without weights, and so forecasts the memory of a
-        run with learning.
+        With ``learning = "off"`` models have no weights, and a strategy calls this method where it
+        would call ``values``. ``fedsim check`` forecasts the memory of a run with learning from
+        such a run without weights.
 
         Args:
             models: a list of models.
@@ -297,7 +299,7 @@ class ServerModels:
         """Former name of ``consensus``.
 
         Args:
-            number: the round, from 0.
+            number: index of the round, from 0.
             models: a list of the devices' models.
         """
         warn_renamed("ServerModels.agreement", "consensus")

@@ -48,6 +48,6 @@ class TaskContext:
 
     @classmethod
     def of(cls, task: Task) -> Self:
-        """Return the context of a task that a strategy has asked for."""
+        """Return the context of a task that a request of the strategy has started."""
         assert isinstance(task.context, cls)
         return task.context

@@ -44,11 +44,9 @@ class UnseenTests:
         self._devices = list(devices)
 
     def not_measured(self) -> dict[str, float | None]:
-        """Return None for each column of tests on devices that never train.
+        """Return the columns of these tests in the table of rounds, for a round without a test.
 
-        The table of rounds has these values for a round without a test.
-
-        Empty if all devices may train.
+        Column -> None; empty if all devices may train.
         """
         return dict.fromkeys(COLUMNS) if self._devices else {}
 
@@ -56,8 +54,8 @@ class UnseenTests:
         """Test the strategy's models on the test samples of each device that never trains.
 
         With several models, a measure is the mean over the models, weighted by the counts of the
-        devices that they serve. It is the expected value for a device that gets the model of a
-        random device.
+        devices that they serve (``weighted_models``). It is the expected value for a device that
+        gets the model of a random device.
 
         Args:
             models: the strategy's models.
@@ -118,9 +116,10 @@ def weighted_models(models: ModelAssignment) -> list[tuple[Ref, float]]:
         models: the strategy's models, and the devices that each serves.
 
     Returns:
-        The model for all devices, or else the model ``global``, with weight 1. If there is neither,
-        all models, weighted by the counts of the devices that they serve; with equal weights if no
-        model serves a device.
+        Pairs of a model and its weight. A model that serves all devices, or else the model
+        ``global``, stands alone, with weight 1. If there is neither, the models that serve devices
+        have the counts of their devices as weights. If no model serves a device, every model has
+        weight 1.
     """
     for model, served in models.values():
         if served is None:
