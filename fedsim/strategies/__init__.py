@@ -1,8 +1,9 @@
-"""The strategies of fedsim's core and their base classes, and the registry of all strategies.
+"""Basic strategies such as FedAvg, base classes of strategies, and the registry of all strategies.
 
-For each ``kind`` the registry has the import path of the class, and a title of the form ``name in
-reports: summary``. A strategy is imported when its kind is first used. The package imports
-``federation`` and all that ``federation`` imports.
+Most other strategies are in ``fedsim.toolbox.strategies``. For each ``kind`` the registry has the
+import path of the class, and a title of the form ``name in reports: summary``. A strategy is
+imported when its kind is first used. The package imports ``federation`` and all that ``federation``
+imports.
 """
 
 from typing import TYPE_CHECKING, Any

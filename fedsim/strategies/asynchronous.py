@@ -119,9 +119,10 @@ class Asynchronous(Strategy[A]):
     SGD.
 
     At any time ``concurrency`` clients work. Each downloads the current model (d parameters),
-    trains, and uploads the result (d parameters). The staleness of the result is the count of
-    versions published meanwhile. Clients that end at the same time are replaced together. The run
-    records each version as a round, and calls it a version in texts.
+    trains, and uploads the result (d parameters). A version is a model that the server publishes,
+    and the staleness of a result is the count of versions published since the client was asked.
+    Clients that end at the same time are replaced together. The run records each version as a
+    round, and calls it a version in texts.
     """
 
     round_word = "version"
@@ -133,9 +134,9 @@ class Asynchronous(Strategy[A]):
         self.state.selection = new_state(self._selection)
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Use an update that has arrived.
+        """Use an update that has arrived; a subclass implements it.
 
-        If the algorithm makes a new version of the model from it, this calls ``publish``.
+        An implementation that makes a new version of the model calls ``publish``.
 
         Args:
             message: the end of the update's task: ``message["update"]`` is the model,
@@ -192,9 +193,9 @@ class Asynchronous(Strategy[A]):
             server.timer("refill", server.now + self.params.retry)
 
     def _waits_for_clients(self) -> bool:
-        """Return whether too few clients can be reached now to go on (``min_available``).
+        """Return whether fewer clients can be reached now than ``min_available`` requires.
 
-        If so, a timer is set by which the strategy checks again later.
+        If so, a timer is set, at which the strategy checks again.
         """
         least = self.params.min_available
         if not self.server.lacks_clients(least):
@@ -230,7 +231,10 @@ class Asynchronous(Strategy[A]):
         self._refill_soon()
 
     async def publish(self, model: Ref, updates: Sequence[Entry], **record: int) -> None:
-        """Publish a model as the next version, and end the round that records this version.
+        """Publish a model as the next version, and begin the next round.
+
+        The run records the version as a round: its updates, and the test of the model if one is
+        due. Clients that are asked from now on receive the new version.
 
         Args:
             model: the next version.

@@ -49,7 +49,10 @@ class Candidates:
         self._state = state
 
     def propose(self, devices: list[int], missing: int) -> None:
-        """Note which of the selected devices are candidates: they are asked before they are chosen.
+        """Store which of the selected devices are candidates, in ``state.candidates``.
+
+        ``ask`` sends the question to these devices, and ``reject`` removes the candidates that the
+        selection does not choose. The other selected devices join the round without a question.
 
         Args:
             devices: the devices that ``Selection.select`` has returned.
@@ -72,7 +75,7 @@ class Candidates:
         Args:
             models: the models of the strategy and the devices that each serves. A device that no
                 model serves receives all models.
-            group_of: function of a device that returns its group, or None.
+            group_of: function of a device's ID that returns its group, or None for no group.
         """
         selection = self._selection
         server = self._server
@@ -107,9 +110,10 @@ class Candidates:
             self._server.end(task, "late")
 
     async def reject(self) -> list[int]:
-        """Remove from the cohort the candidates that the selection does not choose, or that left.
+        """Remove from the cohort the candidates that the selection does not choose.
 
-        The round then has no candidates and no answers any longer.
+        Devices of the cohort that can no longer be asked are removed too. The stored candidates and
+        their answers are then cleared.
 
         Returns:
             IDs of the removed candidates.
@@ -129,7 +133,7 @@ class Candidates:
 
         Args:
             candidates: the candidates that one call of ``Selection.select`` proposed.
-            count: wanted count of devices.
+            count: the largest count of candidates that may join the round.
         """
         state = self._state
         answers = {}
@@ -142,9 +146,13 @@ class Candidates:
 
 
 def _models_by_device(models: ModelAssignment, devices: list[int]) -> dict[int, list[Ref]]:
-    """Return for each of ``devices`` the models that serve it.
+    """Return a dict with the models that serve each device: ID -> models.
 
     A device that no model serves gets all models.
+
+    Args:
+        models: the strategy's models, and the devices that each serves (None: all).
+        devices: IDs of the devices.
     """
     assignments = []
     for model, assigned in models.values():

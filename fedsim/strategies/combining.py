@@ -34,6 +34,9 @@ class Combining(Strategy[S]):
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """Return the weight of each update; by default the aggregation's weights.
 
+        If the selection may draw a client several times, the weight of the client's update is
+        multiplied by the count of its draws.
+
         Args:
             entries: the updates; at least one.
 
@@ -131,10 +134,14 @@ class Combining(Strategy[S]):
         )
 
     def _privacy_spent(self) -> dict[str, float]:
-        """Return the privacy spent in all rounds so far, as fields of the closing round's record.
+        """Return the privacy budget spent in all rounds so far, to record it with the closing round.
 
-        The round's draw is first counted in ``state.draws``. If the aggregation keeps no privacy
-        account, the dict is empty.
+        The draw of the round's clients, on which the budget depends, is first counted in
+        ``state.draws``.
+
+        Returns:
+            Field of the record ``round`` -> value, such as ``epsilon``; empty if the aggregation
+            keeps no privacy account.
         """
         aggregation = self._aggregation
         if aggregation is None or not aggregation.accounts:
@@ -148,7 +155,7 @@ class Combining(Strategy[S]):
 
     @property
     def _needed_aggregation(self) -> Aggregation:
-        """The aggregation that the scenario names.
+        """The aggregation that the scenario names by ``strategy.aggregation``.
 
         Raises:
             SimulationError: the strategy's ``Params`` have no key ``aggregation``.

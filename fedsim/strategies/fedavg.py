@@ -16,7 +16,7 @@ from fedsim.strategies.updates import Update
 
 
 class FedAvgParams(AggregatingParams):
-    """Keys of ``[strategy]`` for FedAvg; see ``AggregatingParams``."""
+    """Keys of ``[strategy]`` for FedAvg: those that ``AggregatingParams`` describes."""
 
     traits: ClassVar[Traits] = Traits(kept_by="scenario", averages_updates=True)
     kind: Literal["fedavg"] = "fedavg"
@@ -28,8 +28,8 @@ class FedAvgState(SynchronousState):
 
     Attributes:
         model: The global model.
-        kept: Device -> its kept tensors, for each device that has answered. Empty without
-            ``model.keep`` and ``model.send``.
+        kept: Device -> its kept tensors, which never leave the device, for each device that has
+            answered. Empty without ``model.keep`` and ``model.send``.
         own: Device -> global model with the device's kept tensors, which is tested on the device.
     """
 
@@ -96,13 +96,15 @@ class FedAvg(Synchronous[S]):
         return {"model": self.shared(self.state.model)}
 
     def shared(self, model: Ref) -> Ref | Partial:
-        """Return the part of a model that is sent to devices: all but the kept tensors.
+        """Return the part of a model that is sent to devices.
+
+        By ``model.keep`` or ``model.send`` some tensors are kept on the devices and not sent.
 
         Args:
             model: the whole model.
 
         Returns:
-            The whole model if no tensors are kept, else the part that is sent.
+            The model without the kept tensors; the whole model if no tensors are kept.
         """
         if self._keeping is None:
             return model

@@ -133,8 +133,12 @@ def _add_former(
 def _without_former(holder: _Holder, params: FormerNames) -> object:
     """Return an object's traits or reasons without the values that classes declare by former names.
 
-    A property with a former name may read the inherited value by this name. With the declared
-    values this would call the property again.
+    A property that a class declares by a former name may itself read the inherited value by this
+    name. If the result contained the declared values, such a property would call itself endlessly.
+
+    Args:
+        holder: ``traits`` or ``why_not``, the attribute with the values.
+        params: the object.
     """
     for parent in type(params).__mro__:
         value = vars(parent).get(holder)

@@ -29,11 +29,14 @@ class StrategyParams(FormerNames):
     """Base of the keys of ``[strategy]``; each strategy has a subclass as ``Params``.
 
     Its methods check the keys before a run, and describe the strategy to other parts of the run,
-    such as forecasts and the checks of other sections. A few keys have one meaning in all
-    strategies: ``local_epochs`` is read by ``Client.training`` and by selections, ``selection``
-    (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
-    (``ServerOptimizerSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by
-    forecasts.
+    such as forecasts and the checks of other sections of the scenario. A few keys have one meaning
+    in all strategies that have them:
+
+    - ``local_epochs`` is read by ``Client.training`` and by selections.
+    - ``selection`` (``SelectionSpec``) is read by ``Strategy.client_half``.
+    - ``aggregation`` (``AggregationSpec``), ``server`` (``ServerOptimizerSpec``) and
+      ``secure_aggregation`` are read by ``Synchronous``.
+    - ``concurrency`` is read by forecasts.
     """
 
     kind: str
@@ -77,20 +80,22 @@ class StrategyParams(FormerNames):
 
     @property
     def unforeseen(self) -> str:
-        """Text for the user that names models which the prediction of memory misses; empty if none.
+        """Text for the user that names models which a prediction of memory misses; empty if none.
 
-        ``fedsim check`` predicts the memory of a run from a trial without weights, in which these
-        models do not exist, and prints the text.
+        ``fedsim check`` predicts the memory of a run from a trial without weights. Models that do
+        not exist in such a trial are missed; ``fedsim check`` prints the text that names them.
         """
         return ""
 
     def final_models(self, devices: int) -> int | None:
         """Return the greatest possible count of models at a run's end, to predict memory.
 
-        By default the result is None: ``fedsim check`` counts the models in a trial of the run.
-
         Args:
             devices: count of devices.
+
+        Returns:
+            The count; by default None, so that ``fedsim check`` counts the models at the end of a
+            trial of the run.
         """
         return None
 
@@ -156,7 +161,10 @@ class StrategyParams(FormerNames):
         return None
 
     def _part(self, key: str, part_class: type[KeyPart]) -> KeyPart | None:
-        """Return the part that a key holds; None if the strategy has no such key, or it is empty."""
+        """Return the part, such as a selection, that is the value of a key of ``[strategy]``.
+
+        None if the strategy has no such key, or if the value is no ``part_class``.
+        """
         part = getattr(self, key, None)
         return part if isinstance(part, part_class) else None
 
@@ -197,14 +205,14 @@ class StrategyParams(FormerNames):
 
     @property
     def expected_steps(self) -> float | None:
-        """Count of SGD steps of a local training; None if it is given in epochs, as by default."""
+        """Count of SGD steps of a local training; None, as by default, if trainings have epochs."""
         return None
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """Return the planned end of a run, from which its remaining time is estimated for display.
+        """Return the stop conditions from which the display of a run estimates its remaining time.
 
         Args:
-            stop: the keys of ``[stop]``; by default they are returned unchanged.
+            stop: the keys of ``[stop]`` of the scenario; by default they are returned unchanged.
         """
         return stop
 
@@ -215,10 +223,10 @@ class StrategyParams(FormerNames):
 
     @property
     def mean_epoch_over(self) -> MeanOver:
-        """Speed of stragglers in the devices' mean time of an epoch (``RunInfo.mean_epoch_s``).
+        """Speed at which stragglers count in the mean time of an epoch over the devices.
 
-        ``unslowed``: stragglers count at their usual speed. ``all``: they count at their reduced
-        speed.
+        The mean is ``RunInfo.mean_epoch_s``. ``unslowed``: stragglers count at their usual speed.
+        ``all``: stragglers count at their reduced speed.
         """
         return "unslowed"
 

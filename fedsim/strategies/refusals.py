@@ -22,9 +22,9 @@ class Reasons:
         training_limit: reason against a deadline that bounds one training (``deadline.since =
             "download"``), for example that a client trains several times in a round.
         other_steps: reason against trainers whose steps are not along a gradient.
-        no_accuracy: a key and its value that need accuracies, as text "key is value"; refused with
-            an objective that has no accuracy.
-        resuming: reason against checkpoints: why a run cannot be resumed.
+        no_accuracy: a key and its value that need accuracies, as text such as
+            "strategy.selection is 'favor'"; refused with an objective that has no accuracy.
+        resuming: reason against checkpoints, which says why a run cannot be resumed.
         by_device: key of ``[population.local]`` -> reason why it must be equal for all devices.
     """
 
@@ -39,17 +39,22 @@ class Reasons:
     by_device: Mapping[str, str] = field(default_factory=dict)
 
     def against(self, protection: Protection) -> str | None:
-        """Return the reason against an aggregation that protects privacy or from malicious devices.
+        """Return the reason why the strategy refuses an aggregation with an aim.
 
         Args:
-            protection: the aim of the aggregation: ``private`` or ``robust``.
+            protection: the aim: ``private``, to bound how far one update can move a model, or
+                ``robust``, to protect the model from malicious devices.
+
+        Returns:
+            ``private_aggregation`` or ``robust_aggregation``, text for the user; None if the
+            strategy accepts such an aggregation.
         """
         return self.private_aggregation if protection == "private" else self.robust_aggregation
 
     def with_selection(self, selection: Selection | None) -> "Reasons":
-        """Return the strategy's reasons, completed by reasons of its selection.
+        """Return the strategy's reasons, completed by reasons of its selection of clients.
 
-        If both have a reason of the same name, the strategy's is returned.
+        If both have a reason of the same name, the result has the strategy's reason.
 
         Args:
             selection: the selection of clients; None if the strategy selects by itself.

@@ -145,8 +145,8 @@ class Synchronous(Combining[S]):
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
         """Return clients chosen by the key ``selection``.
 
-        The round's state stores the draw for the privacy account, and the candidates that are to be
-        asked a question first.
+        Candidates, which the selection first asks a question, are stored in the round's state. If
+        the aggregation keeps a privacy account, the count of drawn clients is stored there too.
 
         Args:
             count: wanted count of clients.
@@ -254,7 +254,8 @@ class Synchronous(Combining[S]):
     def _shared_models(self) -> ModelAssignment:
         """Return the models that the selection receives, by name, with the devices of each.
 
-        By default all models; models that only devices have are left out.
+        By default they are all models of the strategy (``models``). A strategy in which devices
+        have models of their own overrides this method, to leave these models out.
         """
         return self.models()
 
@@ -269,7 +270,7 @@ class Synchronous(Combining[S]):
         return int(message["samples"])
 
     def _counted_as(self, message: TaskEnd) -> RoundCount:
-        """Return the count of the open round to which an ended task belongs, such as ``slow``."""
+        """Return the name of the round's count that an ended task increases, such as ``slow``."""
         return COUNTED_AS[message.outcome]
 
     def _counts(self) -> dict[str, int]:
@@ -414,7 +415,11 @@ class Synchronous(Combining[S]):
                 self._candidates.end()
 
     def _end_secure_phase(self) -> None:
-        """Continue secure aggregation at timer ``secure-phase``; ask the cohort when it may train."""
+        """Continue secure aggregation when its timer rings.
+
+        If the message phases before the training are over, the cohort is asked to train; the round
+        is opened again later if no device of the cohort remains.
+        """
         assert self._secure is not None
         may_train = self._secure.on_timer()
         if may_train and self.state.cohort:

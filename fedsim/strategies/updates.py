@@ -50,14 +50,13 @@ class Update(Entries):
 
 @dataclass
 class AsynchronousUpdate(Update):
-    """Update that an asynchronous strategy has received.
+    """Update that an asynchronous strategy has received: an ``Update`` with three more fields.
 
-    It adds to ``Update`` the model ``base`` from which it was trained, its ``weight`` in the new
-    version, and its ``staleness``, the count of versions published since the device was asked.
+    A version is a model that the server has published.
 
     Attributes:
         base: The model from which the update was trained, equal to ``start``.
-        weight: Weight of the update in a version.
+        weight: Weight of the update in the version in which it is combined.
         staleness: Count of versions published since the device was asked.
     """
 

@@ -149,10 +149,10 @@ class Aggregation(Spec):
 
     @property
     def accounts(self) -> bool:
-        """Whether the aggregation keeps a privacy account, which ``spent`` returns.
+        """Whether the aggregation keeps a privacy account: the privacy budget spent by all rounds.
 
-        Such an aggregation is refused if the strategy or its selection reveals facts about clients'
-        data that the account does not count.
+        ``spent`` returns the budget. Such an aggregation is refused if the strategy or its
+        selection reveals facts about clients' data that the account does not count.
         """
         return False
 

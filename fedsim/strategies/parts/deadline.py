@@ -34,8 +34,9 @@ class Deadline(Spec):
     """Base of the rules for how long the clients of a round may take (``strategy.deadline``).
 
     Memory between rounds is in the argument ``state``. When the time of a round is over, the
-    strategy decides which tasks are late (``Synchronous._end_open``). If the deadline bounds the
-    training alone (``bounds_training``), the end of each training decides (``Train.end``).
+    strategy ends the open tasks as late (``Synchronous._end_open``), unless it lets them go on
+    (``Traits.late_goes_on``). If the deadline bounds the training alone (``bounds_training``), the
+    step ``Train`` of each client decides whether the client is late.
     """
 
     kind: str
@@ -53,12 +54,11 @@ class Deadline(Spec):
 
     @property
     def mean_over(self) -> MeanOver | None:
-        """Devices whose mean epoch time is the unit of the rule's times.
+        """Speed at which stragglers count in the mean epoch time that is the unit of the rule.
 
-        ``unslowed``: all devices at their usual speed; ``all``: stragglers count at their reduced
-        speed.
-
-        None if the times are in seconds.
+        Some rules give their times in multiples of the mean time of an epoch over the devices.
+        ``unslowed``: stragglers count at their usual speed. ``all``: stragglers count at their
+        reduced speed. None: the times are in seconds.
         """
         return None
 
