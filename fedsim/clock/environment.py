@@ -329,10 +329,15 @@ class Environment(simpy.Environment):
         return alarm
 
     def call(self, ring: Callable[[], object], priority: EventPriority = NORMAL) -> None:
-        """Call ``ring`` at the present time, after the events that are due now.
+        """Schedule a call of a function at the present time.
 
-        Only events of the same or an earlier priority come before it. The call has no name and
-        cannot be cancelled, which takes less time than an alarm.
+        Events of the present time that have an earlier priority, or the same priority and an
+        earlier place in the schedule, come before the call. The call has no name and cannot be
+        cancelled, and takes less time than an alarm.
+
+        Args:
+            ring: the function, without arguments.
+            priority: order among events of the present time.
         """
         heappush(self._calls, (priority, next(self._eid), ring))
 
@@ -342,7 +347,8 @@ class Environment(simpy.Environment):
         Args:
             kind: the first part of such an alarm's name.
             rearm: function that sets an alarm of this kind again, from its number and time (s).
-            in_background: whether a run is over if only alarms of such kinds remain.
+            in_background: whether alarms of this kind do not prevent the end of a run; a run is
+                over if only such alarms remain.
         """
         self._rearms[kind] = rearm
         if in_background:
@@ -372,8 +378,8 @@ class Environment(simpy.Environment):
     def require_rearm(self) -> None:
         """Refuse, from now on, alarms of kinds that ``declare_alarm`` has not declared.
 
-        Runs that save checkpoints call this method once, as a resumed run can set only alarms of
-        declared kinds again.
+        Called once in a run that saves checkpoints, as a resumed run can set only alarms of
+        declared kinds again. ``at`` then raises ``SimulationError`` for an alarm of another kind.
 
         Raises:
             SimulationError: an alarm of a kind that is not declared is set already.
@@ -411,7 +417,13 @@ class Environment(simpy.Environment):
         self._now = now
 
     def join(self, work: "Future[Any]") -> Join:
-        """Return an event that fires with the result of ``work``; the clock waits for it."""
+        """Return an event that fires with the result of a real computation.
+
+        Simulated time stands still until the computation is done.
+
+        Args:
+            work: future of the computation.
+        """
         join = Join(self, work)
         if self.active_process is not None:
             self.call(partial(setattr, self, "pending", (work, join.resolve)), JOIN)

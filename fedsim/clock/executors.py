@@ -240,7 +240,7 @@ class WorkerProcesses(Executor):
             self._placed.append(thing)
 
     def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
-        """Queue ``function(*args)``.
+        """Queue a call ``function(*args)``, which the next free worker process makes.
 
         Args:
             function: the function, defined at the top level of a module, or a method.

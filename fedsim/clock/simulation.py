@@ -162,7 +162,7 @@ class Simulation:
         ended: event that fires with the reason when the run is over;
             ``env.run(until=simulation.ended)``.
         idle: function that is called between the events of two times, and returns whether the run
-            is over.
+            is over; None if a run is over only when no event is left.
 
     Example:
         >>> import asyncio
@@ -257,7 +257,8 @@ class Simulation:
     def unsettle(self, solve: Callable[[], None]) -> None:
         """Call a function later at the present time: after devices' events, before the server acts.
 
-        The network lets its rates be computed so, once for all flows that begin or end at this time.
+        The network calls this method to compute its rates once for all flows that begin or end at
+        the present time.
 
         Args:
             solve: the function, without arguments.
@@ -341,9 +342,10 @@ class Simulation:
         self._receivers = {kind: [*self._sinks, *own] for kind, own in self._sinks_of.items()}
 
     def at_end(self, final: Callable[[], None]) -> None:
-        """Register a function to call when the run is over, which can still emit records.
+        """Register a function to call when the run is over.
 
-        The server's handlers do not run any more.
+        The function can still emit records. The server's code for messages and timers does not run
+        any more.
 
         Args:
             final: the function, without arguments.

@@ -45,9 +45,12 @@ def start(
     Args:
         module: the function's module.
         name: name of the function.
-        words: command line of the process.
+        words: arguments on the command line of the process (``sys.argv``).
         variables: environment variables, in addition to those of this process.
         options: other arguments of ``subprocess.Popen``.
+
+    Returns:
+        The started process.
     """
     working_directory = Path.cwd().resolve()
     fedsim_folder = str(Path(__file__).absolute().parents[2])

@@ -261,13 +261,16 @@ def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
 
 
 def changes(folder: Path) -> Iterator[str]:
-    """Compare a run folder with its checksums; yield a message for each changed or missing file.
+    """Compare the files of a run folder with the checksums in its summary.
 
-    Added files are reported too. Files are compared with the checksums in the summary, and the
-    summary with its own.
+    The summary itself is compared with the checksum that it has of its other entries.
 
     Args:
         folder: folder of a finished run.
+
+    Yields:
+        A message for each file that was changed or added after the run, or that is missing, such as
+        ``rounds.parquet is missing``; nothing if the folder is unchanged.
     """
     try:
         written = read_bytes(folder / SUMMARY)
@@ -305,7 +308,7 @@ def _is_part(name: str) -> bool:
 
 
 def write_summary(folder: Path, summary: Mapping[str, object]) -> None:
-    """Write ``summary.json`` with its checksum, after all other files are on the disk.
+    """Write ``summary.json`` with its checksum, after all other files have been synced to the disk.
 
     A folder with a summary thus has all files of the run.
 

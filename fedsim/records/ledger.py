@@ -1,8 +1,8 @@
 """The ledger: every byte that moved, by direction and purpose, computed from the transfers.
 
 The view ``strict`` counts all bytes that moved. The view ``paper`` counts as the FlexCFL paper does
-(its Fig. 6): models and updates only, without the initial model sent to cold clients, IDs, scalars
-and other control traffic.
+(its Fig. 6): models and updates only, without IDs, scalars, other control traffic, and the initial
+model that is sent to clients before they have a group.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -119,7 +119,7 @@ class LedgerState(TypedDict):
 
     Attributes:
         down, up, peer: bytes to devices, from devices, and between other endpoints.
-        wasted: bytes of messages whose work was not used.
+        wasted: bytes of tasks (one device's work in a round) whose work was not used.
         by_purpose: bytes by purpose of the payload, such as ``model``.
         by_task: task ID -> bytes so far, for running tasks.
         idle: task ID -> True if a training of the task ended before its first epoch was finished.
@@ -183,7 +183,9 @@ class Ledger:
             self._by_task[task] = self._by_task.get(task, 0.0) + delivered
 
     def note_idle(self, task: int) -> None:
-        """Note that a task's training finished no epoch, so that its bytes will count as wasted.
+        """Note that a task's training finished no epoch.
+
+        ``close_task`` then counts the task's bytes as wasted, whatever its outcome.
 
         Args:
             task: number of the task, one device's work in a round.
@@ -192,6 +194,8 @@ class Ledger:
 
     def note_edge(self, task: int) -> None:
         """Note that a task's answer goes to an edge server, which may lose it before the round ends.
+
+        The task's bytes are stored until then, so that ``count_as_wasted`` can count them.
 
         Args:
             task: number of the task, one device's work in a round.
@@ -256,7 +260,12 @@ class Ledger:
         self._at_edges = state["at_edges"]
 
     def summary(self) -> dict[str, object]:
-        """Return the entry ``bytes`` of ``summary.json``; ``peer`` only if it is not 0."""
+        """Return the entry ``bytes`` of ``summary.json``: a dict of sums of bytes.
+
+        ``down``, ``up``, ``wasted`` and ``by_purpose`` are the attributes of this object. ``peer``
+        is too, and is missing if no bytes moved between devices or other endpoints that are no
+        server. ``paper`` is the sum by the counting of the FlexCFL paper (``sum_view``).
+        """
         return {
             "down": self.down,
             "up": self.up,

@@ -17,7 +17,9 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
         summary: the content of the run's ``summary.json``.
 
     Returns:
-        Name, such as ``accuracy`` -> text.
+        Name of a result -> text. The names are ``scenario``, ``strategy``, ``seed``, ``status``,
+        ``rounds`` (or ``versions``), ``accuracy``, those of other metrics of tests, ``simulated
+        time`` and ``moved``, the bytes of all messages.
     """
     accuracy = summary["accuracy"]
     moved = summary["bytes"]

@@ -264,9 +264,10 @@ class RunFolder:
 
     @cached_property
     def understood(self) -> Understood:
-        """Scenario of the run, with present keys instead of former ones.
+        """Scenario of the run, with present keys in place of keys of earlier versions of fedsim.
 
-        Its ``lost`` names the former keys and values that have no equal in this version.
+        Attribute ``tables`` of the object is the scenario as a dict. Attribute ``lost`` names the
+        former keys and values that have no equal in this version.
         """
         with self._reading(files.SCENARIO):
             return understand(read_toml(self.path / files.SCENARIO))

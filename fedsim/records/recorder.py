@@ -35,8 +35,9 @@ class RecorderState(TypedDict):
         ledger: bytes counted so far.
         rounds: rows of ``rounds.parquet`` so far.
         last_time: time of the last record (s).
-        starts: task ID -> start of the running step (s).
-        moved: bytes down, up and between devices at the end of the last round.
+        starts: task ID -> start of the step that began last (s), for each running task.
+        moved: bytes to devices, from devices and between other endpoints until the end of the last
+            round.
         meters: states of the meters.
     """
 
@@ -188,10 +189,11 @@ class Recorder:
             self.copy_to(self._folder)
 
     def copy_to(self, folder: Path) -> None:
-        """Write all tables with their rows so far to a folder, without ending them.
+        """Write all tables with their rows so far to a folder; the tables can still grow.
 
         Args:
-            folder: the folder, which is not the run folder.
+            folder: an existing folder: the run folder at the end of the run, or the folder of a
+                copy that shows a run which still goes on.
         """
         self._flush_rows()
         for name, table in self._tables.items():
@@ -203,7 +205,7 @@ class Recorder:
         return [part for table in self._tables.values() for part in table.parts]
 
     def snapshot(self) -> RecorderState:
-        """Return the state for ``restore``; all rows are first written to the disk."""
+        """Return the state that a checkpoint saves; all rows are first written to the disk."""
         chain = self.chain.snapshot()
         parts = {name: table.flush() for name, table in self._tables.items()}
         if self._folder is not None:
@@ -220,7 +222,7 @@ class Recorder:
         }
 
     def restore(self, state: RecorderState) -> None:
-        """Restore the state from ``snapshot``.
+        """Set the state that ``snapshot`` returned, when a run is resumed from a checkpoint.
 
         Raises:
             CheckpointError: a file with rows of a table is missing, or has been changed.

@@ -37,7 +37,7 @@ _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
 
 
 def is_act(kind: str) -> bool:
-    """Return whether records of a kind tell that a device or the network has changed.
+    """Return whether records of a kind say that a device or the network has changed.
 
     Examples are a new rate of a link, and a device that is switched off. Processes of the
     scenario's section ``[world]``, such as an outage, emit such records.
@@ -183,7 +183,7 @@ A cell is NaN if the device has the scenario's value.
 
 
 def typed(columns: "Mapping[str, type]") -> pa.Schema:
-    """Return the ``pyarrow`` schema of a table of numbers.
+    """Return the ``pyarrow`` schema of a table of numbers, with columns of int32 and float64.
 
     Args:
         columns: type of each column, ``int`` or ``float``, by name.
@@ -200,13 +200,13 @@ OF_METERS = {
 
 
 def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
-    """Return a schema with the columns that meters add.
+    """Return a table's schema with additional columns, which meters such as the energy meter fill.
 
-    Each is float64, with unit and meaning as metadata.
+    An additional column is float64, with its unit and meaning as metadata.
 
     Args:
         schema: the schema.
-        columns: descriptions of the additional columns.
+        columns: names, units and meanings of the additional columns.
 
     Raises:
         ScenarioError: the schema has a column of the same name.
@@ -357,7 +357,10 @@ def _encode_payload(purpose: str, size: float) -> str:
 
 
 def encode_payloads(payloads: "Payloads") -> str:
-    """Return the payloads of a message as JSON. The text of a repeated payload is cached."""
+    """Return the payloads of a message as JSON, a list of pairs ``[purpose, bytes]``.
+
+    The text of a payload is cached, as many messages have equal payloads.
+    """
     if len(payloads) == 1:
         return f"[{_encode_payload(*payloads[0])}]"
     return f"[{','.join([_encode_payload(*payload) for payload in payloads])}]"
