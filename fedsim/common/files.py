@@ -34,10 +34,11 @@ _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 
 
 def find_file(file: str, root: Path | None) -> Path:
-    """Return the path of a file that a scenario names, or of its copy within ``copied_files``.
+    """Return the path at which a file that a scenario names can be read.
 
     A relative path is of a file in ``root``; without a root, in the working directory or else in
-    ``$FEDSIM_DATA``. The file may be missing.
+    ``$FEDSIM_DATA``. If the call is within ``copied_files``, and the file has a copy, the result is
+    the path of the copy. The file may be missing.
 
     Args:
         file: the path in the scenario.
@@ -213,7 +214,7 @@ def flatten(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
 def sync(path: Path) -> None:
     """Flush a file's content, or the names in a folder, to the disk.
 
-    Otherwise a power cut could lose them.
+    Without this call, a power cut could lose the content or the names.
 
     Args:
         path: the file or folder.

@@ -287,10 +287,11 @@ def _convert_data(data: Table) -> None:
 
 
 def _convert_population(population: Table, lost: list[str]) -> None:
-    """Replace numbers for all devices by distributions, in place.
+    """Convert the former values of ``[population]``, in place.
 
-    A schedule of arrivals or departures without ``devices`` is appended to ``lost``: it drew its
-    devices, which present keys cannot express.
+    A number as ``jitter``, or as ``factor`` of stragglers, becomes a constant distribution. A
+    schedule of arrivals or departures without the key ``devices`` is appended to ``lost``: the
+    earlier version drew the devices at random, which present keys cannot express.
     """
     stragglers = population.get("stragglers", {})
     for table, key in ((population, "jitter"), (stragglers, "factor")):
@@ -303,7 +304,14 @@ def _convert_population(population: Table, lost: list[str]) -> None:
 
 
 def _convert_deadline(strategy: _FormerTable, kind: str) -> None:
-    """Write the former keys of a deadline as the table ``deadline``."""
+    """Replace the former keys of a deadline, such as ``relative_deadline``, by a table ``deadline``.
+
+    If this version's strategy no longer has such a deadline, the former key is noted as lost too.
+
+    Args:
+        strategy: the table ``[strategy]``.
+        kind: kind of the strategy.
+    """
     times = strategy.take("relative_deadline")
     epochs = strategy.take("reference_epochs", 5)
     devices = strategy.take("deadline_base", "unslowed")
@@ -326,9 +334,11 @@ def _convert_deadline(strategy: _FormerTable, kind: str) -> None:
 
 
 def _convert_shift(strategy: _FormerTable) -> Table:
-    """Remove the former keys of migration, and return the key ``shift`` of ``moment`` for them.
+    """Remove the former keys that said after which shifts of data devices change their group.
 
-    The result is empty if ``shift`` has its default for this strategy.
+    Returns:
+        ``{"shift": value}`` for the table ``strategy.moment``, which replaces these keys; empty if
+        the value is the default for this strategy.
     """
     shift = strategy.take("shift_metric", "aligned_l1")
     if not strategy.take("dynamic", default=False):
@@ -339,7 +349,10 @@ def _convert_shift(strategy: _FormerTable) -> Table:
 
 
 def _convert_cfl(strategy: _FormerTable, tables: Table) -> None:
-    """Write the keys of CFL as ``follows``, and drop the thresholds that had no effect."""
+    """Replace the former keys of the strategy CFL: ``split_step`` becomes ``follows``.
+
+    Thresholds that had no effect are dropped.
+    """
     table = strategy.table
     is_paper = strategy.take("split_step", "children") == "parent"
     table["follows"] = "paper" if is_paper else "published-code"
@@ -367,7 +380,11 @@ def _convert_ifca(strategy: _FormerTable, tables: Table) -> None:
 
 
 def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
-    """Write the keys of FlexCFL as ``moment``, ``clusterer``, ``measure`` and ``follows``."""
+    """Replace the former keys of the strategy FlexCFL.
+
+    The keys about pre-training and newcomers become the table ``moment``, ``cold_start`` becomes
+    ``measure`` (and ``clusterer``), and ``epochs_after_cold_start`` becomes ``follows``.
+    """
     table = strategy.table
 
     moment: Table = {"kind": "pre-training", **_convert_shift(strategy)}
@@ -411,7 +428,11 @@ _LCFL_MEASURES = {"grad-cos": "update-cos"}  # LCFL's former "grad-cos" compared
 
 
 def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
-    """Write the keys of LCFL as ``measure``, ``moment``, ``clusterer`` and ``follows``."""
+    """Replace the former keys of the strategy LCFL.
+
+    ``metric`` becomes ``measure``, ``clustering`` becomes ``clusterer``, the keys about warm-up and
+    exchange become the table ``moment``, and ``start`` becomes ``follows`` or ``clusterer.start``.
+    """
     table = strategy.table
     metric = strategy.take("metric", "lcfl")
     table["measure"] = _LCFL_MEASURES.get(metric, metric)
@@ -455,7 +476,7 @@ def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
 
 
 def _convert_tifl(strategy: _FormerTable, tables: Table) -> None:
-    """Drop the keys of TiFL that had no effect with the values of other keys."""
+    """Drop former keys of the strategy TiFL that had no effect beside its other keys."""
     if strategy.table.get("tiers_from") != "latency":
         strategy.drop("profiling_rounds", "profiling_limit")
     if strategy.table.get("mode") != "credits":

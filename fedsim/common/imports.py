@@ -301,7 +301,7 @@ sys.meta_path.append(_finder)
 def module_locations() -> dict[str, str]:
     """Return the locations of the users' modules that this process has imported.
 
-    A worker process makes the same modules importable from them (``adopt_module_locations``).
+    ``adopt_module_locations`` makes the same modules importable in a worker process.
 
     Returns:
         Top-level name of a module -> its file, or the folder that holds it.
@@ -321,7 +321,8 @@ def adopt_module_locations(locations: dict[str, str]) -> None:
     """Make users' modules importable in this worker process, as they are in its parent process.
 
     Args:
-        locations: what ``module_locations`` returned there: name of a module -> its file or folder.
+        locations: the result of ``module_locations`` in the parent process: top-level name of a
+            module -> its file, or the folder that holds it.
     """
     _finder.locations.update(locations)
 

@@ -44,7 +44,7 @@ def recorded_files() -> Iterator[dict[Reference, Path]]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Context manager within which ``recorded_files`` does not record files."""
+    """Context manager within which a surrounding ``recorded_files`` does not record files."""
     token = _recorded.set(None)
     try:
         yield

@@ -30,12 +30,14 @@ Each of the ``COLUMNS`` values is a fixed amount and an amount per sample of the
 def operation(fixed: float, a_sample: float, moved: float) -> Operations:
     """Return the cost of an operation that reads and writes its data once, as FLOPs and bytes.
 
-    The result is a row of an ``Operations`` array, with equal values for CPU and GPU.
-
     Args:
         fixed: FLOPs of a batch that do not depend on its count of samples.
         a_sample: additional FLOPs for each sample of the batch.
         moved: bytes read and written for a batch.
+
+    Returns:
+        A row of an ``Operations`` array, float64 [1, 2 COLUMNS]: a fixed amount and an amount per
+        sample for each column, without additional passes over the data.
     """
     flops = (fixed, a_sample)
     moved_bytes = (moved, 0.0)

@@ -26,6 +26,8 @@ _IMPORT_PATH = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
 class Registry:
     """Registry of the kinds (alternatives) of a part of a scenario, such as all selections.
 
+    A kind has a name, and a class with its parameters and its rule.
+
     Attributes:
         called: name of the part in messages, from which the name of ``group`` is derived.
         base: import path of the class that all kinds inherit; empty if users cannot add a kind.
@@ -73,7 +75,11 @@ class Registry:
 
     @cached_property
     def kinds(self) -> Mapping[str, str | type[Spec]]:
-        """Kinds of fedsim and of installed packages: name -> class or its import path."""
+        """Kinds of the part, such as all selections: name -> class, or import path of the class.
+
+        They are the built-in kinds, and the kinds that installed packages add by entry points of
+        ``group``.
+        """
         kinds: dict[str, str | type[Spec]] = {}
         if self.group is not None:
             # spelling of the group until 2026, which setuptools refuses
@@ -86,7 +92,7 @@ class Registry:
 
     @property
     def titles(self) -> dict[str, str]:
-        """Return the one-line description of each kind, by name of the kind."""
+        """Titles of all kinds, for ``fedsim list``: name of the kind -> description in one line."""
         titles = {}
         for name in self.kinds:
             if name in self.known:
@@ -120,9 +126,11 @@ class Registry:
         return kind_class
 
     def guard(self, kind_class: type, class_key: str) -> None:
-        """Check that a class's methods have a usable form, and make them check their results.
+        """Check the form of a user's class, and let its methods check their results.
 
-        ``returns.guard`` says more.
+        A method has a wrong form if it cannot be called as the method of the base class can. The
+        class is changed: from now on a method that returns a wrong value raises an error with a
+        clear message. Classes of fedsim remain unchanged.
 
         Args:
             kind_class: the class of a kind.
@@ -151,7 +159,10 @@ class Registry:
         return f"{reason}; allowed are {', or '.join(options)}{self._hint_for(kind)}"
 
     def _hint_for(self, kind: str) -> str:
-        """Return a hint at what was probably meant by an unknown kind, in brackets, or ''."""
+        """Return a hint at the kind that was probably meant by an unknown kind.
+
+        The hint is text in brackets, such as ``" (did you mean 'oort'?)"``; empty if there is none.
+        """
         if self.is_refused_path(kind) and "module" in self.kinds:
             return f" (your own is {{ kind = 'module', factory = {kind!r} }})"
         return hint_for_kind(kind) or nearest(kind, self.kinds)
@@ -190,7 +201,7 @@ class Registry:
         return kind_class if kind in self.known else with_any_kind(kind_class)
 
     def holds(self, value: Spec) -> bool:
-        """Return whether an object is an instance of one of this registry's kinds, or of their base."""
+        """Return whether an object is an instance of a kind of this registry, or of their base class."""
         if self.base and isinstance(value, import_trusted(self.base, self.called)):
             return True
         return getattr(value, "kind", None) in self.kinds

@@ -58,7 +58,7 @@ def _mix(z: int) -> int:
 
 
 def _hash(root: int, entity: int, count: int) -> int:
-    """Return 64 pseudo-random bits, which three numbers determine.
+    """Return 64 pseudo-random bits as an integer; equal arguments give equal bits.
 
     Args:
         root: number of the stream.

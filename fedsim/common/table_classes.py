@@ -19,8 +19,9 @@ def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
         call: the function or class, whose first parameter is left out.
 
     Returns:
-        Name -> type and default of each parameter, for pydantic's ``create_model``, and whether
-        the function takes ``**``.
+        A pair. First, name -> (type, default) of each parameter, as pydantic's ``create_model``
+        takes it, with ``...`` for no default. Second, whether the function also takes any other
+        keywords (``**``).
     """
     parameters = list(inspect.signature(call, eval_str=True).parameters.values())
     is_open = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD

@@ -442,9 +442,10 @@ class Training:
 
     @property
     def asked_besides(self) -> int:
-        """Count of additional models that each step applies to compute its loss.
+        """Count of models that each step applies to its batch in addition to the trained model.
 
-        The count is 2 with a contrastive term, else 0.
+        The count is 2 with a contrastive term, whose loss needs the outputs of two other models,
+        else 0.
         """
         return 0 if self.contrast is None else 2
 

@@ -73,9 +73,9 @@ def _format_bound(bound: object) -> str:
 
 
 def _number_of(value: Any) -> float | None:
-    """Return a value, or the number that a text contains, as a float; None if it is not finite.
+    """Return a number, or the number that a text contains, as a float.
 
-    None too if the value is neither a number nor the text of one.
+    None if the value is neither a number nor the text of a number, or if the number is not finite.
     """
     try:
         number = float(value)
@@ -111,7 +111,12 @@ def explain(
 
 
 def _explain_problem(key: str, problem: ErrorDetails) -> str:
-    """Return the message for a problem that pydantic has found at a key."""
+    """Return the message for a problem that pydantic has found at a key.
+
+    Args:
+        key: dotted name of the key.
+        problem: an entry of pydantic's ``ValidationError.errors()``, about this key.
+    """
     value = problem["input"]
     message = problem["msg"]
     match problem["type"]:

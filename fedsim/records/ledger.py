@@ -2,7 +2,7 @@
 
 The view ``strict`` counts all bytes that moved. The view ``paper`` counts as the FlexCFL paper does
 (its Fig. 6): models and updates only, without IDs, scalars, other control traffic, and the initial
-model that is sent to clients before they have a group.
+model that clients receive to find their group.
 """
 
 from collections.abc import Collection, Mapping, Sequence
