@@ -91,10 +91,10 @@ class Arithmetic(Protocol):
         """Return the result of a pure function of models; see ``ServerModels.apply``.
 
         Args:
-            function: a function marked with ``pure``.
+            function: a function that the decorator ``pure`` marks as free of side effects.
             models: the models that the function receives, in this order.
-            stream: whole name of the stream of the function's random numbers ``rng``; None if it
-                draws none.
+            stream: full name of the random stream from which the function draws by its argument
+                ``rng``; None if it draws no random numbers.
             otherwise: the result if a model is not finite; None: the result is not finite.
             leave_out: whether the function receives only the finite models; ``otherwise`` is then
                 the result if there are none.
@@ -231,12 +231,13 @@ class Codec(Spec):
 
     @property
     def for_added_up(self) -> "Codec":
-        """Codec that replaces this one for contents that device and server each add up over rounds.
+        """Codec that replaces this one for contents of which both sides keep a sum over rounds.
 
-        ``Traits.accumulated_contents`` names such contents, for example the update in FedDyn.
-        Values that encoding leaves out of one content are part of the device's next content, so
-        that the device stores no residual. In all else the replacement works as with error
-        feedback. By default it is this codec itself.
+        Device and server each add up such contents, for example the update in FedDyn;
+        ``Traits.accumulated_contents`` names them. The next content is computed from the sum of
+        the decoded contents, and so contains what encoding has left out before. The replacement
+        thus encodes as with error feedback, but the device stores no residual. By default it is
+        this codec itself.
         """
         return self
 

@@ -192,7 +192,7 @@ class Device:
         """Return the result of a pure function of models; see ``ServerModels.apply``.
 
         Args:
-            function: a function marked with ``pure``.
+            function: a function that the decorator ``pure`` marks as free of side effects.
             models: the models that the function receives, in this order.
             constants: the function's keyword arguments, JSON-able.
         """
@@ -206,7 +206,8 @@ class Device:
         The server reads it by ``ServerModels.numbers``.
 
         Args:
-            function: a function marked with ``pure``, which returns ``count`` values.
+            function: a function that returns ``count`` values, and that the decorator ``pure`` marks
+                as free of side effects.
             models: the models that the function receives, in this order.
             count: count of values that are sent, 4 bytes each.
             constants: the function's keyword arguments, JSON-able.
@@ -261,10 +262,12 @@ class DevicesState(TypedDict):
 
     Attributes:
         states: device -> its ``Device.state``.
-        used_versions: device -> version of its data in its last computation.
+        used_versions: device -> version of its data in its last computation; each shift of a
+            device's data makes a new version.
         initial: index of the draw -> initial model.
-        residuals: device -> name of a content -> residual of the codec.
-        with_base: IDs of the devices that have the model's frozen tensors, ascending.
+        residuals: device -> name of a content -> residual, the part of the last message that its
+            encoding has left out.
+        with_base: IDs of the devices that have received the model's frozen tensors, ascending.
         zero: the model whose weights are all 0; missing if it was never used.
     """
 
@@ -298,8 +301,9 @@ class Devices:
             is an index from 0, as each shift of data makes a new version. A device without an entry
             has used version 0.
         initial: index of the draw -> initial model.
-        residuals: device -> name of a content -> residual of the codec.
-        with_base: IDs of the devices that have the model's frozen tensors.
+        residuals: device -> name of a content -> residual, the part of the last message that its
+            encoding has left out.
+        with_base: IDs of the devices that have received the model's frozen tensors.
         of: function of an ID that returns the ``Device``.
     """
 

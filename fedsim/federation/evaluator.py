@@ -44,10 +44,11 @@ class WorldView(NamedTuple):
     Attributes:
         present: returns whether each device has arrived and not left, bool [devices]; None if all
             are present.
-        truth: returns the true group of each device, the index of the set of devices with alike
-            data to which it belongs, as the data source knows it, int64 [devices]; None if unknown.
-            A device without a true group has -1.
-        data_versions: returns the version of each device's data, int64 [devices].
+        truth: returns the true group of each device, int64 [devices], -1 for a device without a
+            true group; None if the data source knows no true groups. A true group is a set of
+            devices with alike data.
+        data_versions: returns the version of each device's data, int64 [devices]: 0 at the start
+            of the run, and another number after each shift of the data.
     """
 
     present: Callable[[], NDArray[np.bool_] | None]

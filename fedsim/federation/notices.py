@@ -115,7 +115,10 @@ class Notices:
             self.notify_at(kind, device, self._tasks.next_on(device, self._simulation.now))
 
     def snapshot(self) -> list[tuple[str, int]]:
-        """Return the postponed notices for ``restore``; the clock saves the other notices."""
+        """Return the postponed notices, which a checkpoint saves; ``restore`` sets them again.
+
+        Notices that are due at a known time are alarms, which the clock saves.
+        """
         return [(kind.value, device) for kind, device in self.postponed]
 
     def restore(self, state: list[tuple[str, int]]) -> None:

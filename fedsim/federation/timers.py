@@ -85,12 +85,12 @@ class Timers:
             await self._on_timer(name)
 
     def snapshot(self) -> TimersState:
-        """Return the state for ``restore``; the clock saves the times at which timers ring."""
+        """Return the state that a checkpoint saves; the clock saves the times of the timers."""
         names = {alarm.name[1]: name for name, alarm in self._alarms.items()}
         return {"names": names, "count": self._count}
 
     def restore(self, state: TimersState) -> None:
-        """Restore the state from ``snapshot``; the clock then sets the timers again."""
+        """Set the state that ``snapshot`` returned; the clock then sets the timers again."""
         self._alarms = {}
         self._restored_names = state["names"]
         self._count = state["count"]

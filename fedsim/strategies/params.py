@@ -74,7 +74,8 @@ class StrategyParams(FormerNames):
         """Whether each new model is the plain mean of a round's updates.
 
         It is ``traits.averages_updates`` if the class itself declares ``traits``, and else False,
-        as a subclass may aggregate differently. ``training.state = "sent"`` needs such a strategy.
+        as a subclass may aggregate differently. Only such a strategy can also average the states of
+        trainers that clients send with their updates (``training.state = "sent"``).
         """
         return "traits" in vars(type(self)) and self.traits.averages_updates
 

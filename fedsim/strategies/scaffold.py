@@ -18,13 +18,14 @@ from fedsim.world.steps import TaskStep, Train
 
 
 class ScaffoldParams(AggregatingParams):
-    """Keys of ``[strategy]`` for SCAFFOLD; ``lr`` of ``server = "sgd"`` is the server's rate.
+    """Keys of ``[strategy]`` for SCAFFOLD, in addition to those of ``AggregatingParams``.
 
-    See also ``AggregatingParams``.
+    The paper's learning rate of the server is ``lr`` of ``server = "sgd"``.
 
     Attributes:
-        option: renewal of c_i: from the change of the model (``II``), or as a gradient (``I``).
-            With ``I`` one more pass computes the gradient at the received model.
+        option: renewal of a client's control variate c_i: from the change of the model (``II``), or
+            as a gradient (``I``). With ``I`` one more pass computes the gradient at the received
+            model.
     """
 
     traits: ClassVar[Traits] = Traits(accumulated_contents=("control-variate",))

@@ -139,7 +139,10 @@ class Synchronous(Combining[S]):
             self.state.limit_s = self._deadline.least_s()
 
     def select(self) -> list[int]:
-        """Return the clients of the round; by default ``asked_per_round`` clients by ``selection``."""
+        """Return the IDs of the round's clients.
+
+        By default the key ``selection`` chooses them, as many as ``RoundParams.asked_per_round``.
+        """
         return self.pick(self.params.asked_per_round)
 
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:

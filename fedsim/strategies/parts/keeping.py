@@ -78,11 +78,11 @@ class ServerKeeping:
         self._apply = server.models.apply
 
     def sent(self, model: Ref) -> Partial:
-        """Return the part of a model that is sent to devices, without the kept tensors."""
+        """Return the part of a model that is sent to devices: all but the tensors that stay there."""
         return Partial(model, model, self._split.sent)
 
     def restore(self, before: Ref, model: Ref) -> Ref:
-        """Return ``model`` with the tensors that stay on devices taken from ``before``."""
+        """Return a copy of ``model`` whose tensors that stay on devices are those of ``before``."""
         return self._apply(spliced, [before, model], places=self._split.sent)
 
     def device_models(self, model: Ref, kept: Mapping[int, Ref]) -> dict[int, Ref]:

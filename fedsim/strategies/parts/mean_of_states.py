@@ -18,10 +18,10 @@ async def mean_after_changes(
 ) -> Ref:
     """Return the mean of all N devices' states after K clients have changed their states.
 
-    By default the result is mean + sum of changes / N. With a robust aggregation it is (1 - K / N)
-    mean + K / N times the aggregation of the K states, as the changes of malicious clients would
-    otherwise accumulate over the rounds. Changes and states that are not finite are left out of the
-    sums.
+    A state is an array that each device has, such as its control variate in SCAFFOLD. By default
+    the result is mean + sum of changes / N. With a robust aggregation it is (1 - K / N) mean + K / N
+    times the aggregation of the K states: a sum of changes would accumulate those of malicious
+    clients over the rounds. Changes and states that are not finite are left out.
 
     Args:
         server: API of the strategy's server code, with ``models`` for arithmetic.

@@ -42,14 +42,17 @@ class SecureAggregation(Spec):
 
     Its messages and the server's computations are simulated; updates themselves are not encrypted.
 
-    A round has three additional phases. Before the training each client sends two public keys and
-    receives the keys of its k neighbours. It then sends each neighbour a share of each of its two
-    secrets, and receives the neighbours' shares with the model. After the training, each client
-    whose update has arrived sends one share per neighbour. The server then removes the masks: one
-    for each update, and one for each pair of a client that disconnected and a neighbour whose
-    update has arrived. In a round a client moves (2 k + 2) keys and 5 k shares. If fewer than
-    ``threshold`` of a client's neighbours send their shares, the sum cannot be read, and no model
-    changes. Computations on devices take no time.
+    A round has three additional phases, in which the server passes on the messages between clients:
+
+    1. Each client sends two public keys, and receives the keys of its k neighbours.
+    2. It sends each neighbour a share of each of its two secrets, and receives the neighbours'
+       shares with the model. The training follows.
+    3. Each client whose update has arrived sends one share per neighbour.
+
+    The server then removes the masks: one for each update, and one for each pair of a client that
+    disconnected and a neighbour whose update has arrived. In a round a client moves (2 k + 2) keys
+    and 5 k shares. If fewer than ``threshold`` of a client's neighbours send their shares, the sum
+    cannot be read, and no model changes. Computations on devices take no time.
 
     Attributes:
         neighbors: k, even; the clients form a ring in random order, and the neighbours of a client
@@ -139,11 +142,14 @@ class SecureAggregation(Spec):
     ) -> float:
         """Return the time that the server takes to remove the masks from the sum (s).
 
+        A mask as long as an update is removed for each update in the sum, and for each pair of a
+        client whose update is missing and a neighbour whose update is in the sum.
+
         Args:
             graph: client -> its neighbours.
             masked: the clients that have shared their secrets.
             summed: the clients whose updates are in the sum.
-            numbers: length of an update.
+            numbers: count of numbers in an update.
         """
         if not self.mask_rate:
             return 0.0
@@ -302,10 +308,13 @@ class SecurePhases:
         return self._costs.receives("secure-shares", self._neighbours(device, "secure-unmask"))
 
     def ended(self, message: TaskEnd) -> None:
-        """Process the end of a client's task in the present phase.
+        """Process the end of a client's task in the present message phase of secure aggregation.
 
-        When all tasks of the phase have ended, the timer ``secure-phase`` is set to begin the next
-        phase.
+        When all tasks of the phase have ended, the timer ``secure-phase`` is set, which begins the
+        next phase.
+
+        Args:
+            message: the end of the task, with any outcome.
         """
         state = self._state
         device = state.open.pop(message.task)

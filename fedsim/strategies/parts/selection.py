@@ -254,7 +254,8 @@ class Selection(Spec):
             among: the devices to choose from; None for all.
 
         Returns:
-            At most ``count`` idle devices; any count of candidates if the selection ``asks``.
+            IDs of at most ``count`` idle devices. A selection that ``asks`` may return any count:
+            its devices are candidates, which are asked a question before ``choose`` selects some.
         """
         raise NotImplementedError
 
@@ -320,7 +321,7 @@ class Selection(Spec):
     async def choose(
         self, server: Server, state: PartState, count: int, answers: Answers
     ) -> list[int]:
-        """Return the candidates that join the cohort.
+        """Return the candidates that join the cohort, when they have answered the question.
 
         Args:
             server: API of the strategy's server code.
@@ -380,7 +381,7 @@ class Selection(Spec):
 
 
 class SelectionClient(PartClient):
-    """Client's part of a selection: it answers questions, and adds reports to updates."""
+    """Client's part of a selection: it answers the server's questions, and adds reports to updates."""
 
     jobs = (QUESTION,)
     _part: Selection
