@@ -143,12 +143,14 @@ def _rare_collections() -> Iterator[None]:
 class Simulation:
     """A run in simulated time: the clock, the executor of real computations, and the records.
 
-    ``Simulation(scenario)`` contains the scenario's world; ``Simulation()`` is a bare clock.
+    ``Simulation(scenario)`` contains the scenario's devices, network and server; ``Simulation()`` is
+    a bare clock.
 
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
 
     Args:
-        blueprint: the ``Scenario`` whose world to build, or None for a bare clock.
+        blueprint: the ``Scenario`` whose devices, network and server are built; None for a bare
+            clock.
         executor: carries out real computations, such as trainings; by default in this thread.
 
     Attributes:
@@ -391,7 +393,8 @@ class Simulation:
         """Return kind, number and time (s) of every future alarm, in order.
 
         Raises:
-            SimulationError: the schedule has an event that is not an alarm.
+            SimulationError: an event of the present time is not processed yet, or the schedule has
+                an event that is not an alarm.
         """
         alarms = []
         if self.env.peek() <= self.now:

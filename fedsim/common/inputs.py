@@ -57,8 +57,8 @@ def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None
     """Context manager within which copies are read in place of files named in a scenario.
 
     Args:
-        find_copy: function of the reference to a file that returns the path of its copy; None if
-            the file has no copy.
+        find_copy: function of the reference to a file, a pair of its path in the scenario and
+            ``data.root``. It returns the path of the file's copy, or None if there is no copy.
     """
     token = _find_copy.set(find_copy)
     try:
@@ -68,9 +68,12 @@ def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None
 
 
 def copy_of(reference: Reference) -> Path | None:
-    """Return the copy that replaces a file within ``copied_files``; None to read the file itself.
+    """Return the path of the copy that is read in place of a file named in a scenario.
 
-    Outside of ``copied_files`` the result is None.
+    None, for the file itself, if the call is not within ``copied_files`` or the file has no copy.
+
+    Args:
+        reference: the file, a pair of its path in the scenario and ``data.root``.
     """
     find_copy = _find_copy.get()
     return None if find_copy is None else find_copy(reference)

@@ -144,8 +144,8 @@ def resident_memory() -> int:
 def return_memory() -> None:
     """Give memory that the process has freed back to the system, where this is possible.
 
-    Otherwise glibc keeps freed memory that lies between blocks in use. If a small array stays after
-    each of many large ones, the large ones cost memory even after they are freed.
+    Without this call, glibc keeps freed memory that lies between blocks in use. If a small array
+    stays after each of many large ones, the large ones cost memory even after they are freed.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc

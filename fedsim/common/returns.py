@@ -170,10 +170,10 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
     Args:
         value: the array.
         length: required count of entries.
-        find: check of the entries.
+        find: function that checks the entries of an array, such as the result of ``find_outside``.
 
     Returns:
-        The mistake in words; empty: none.
+        The mistake in words; empty if there is none.
     """
     if not isinstance(value, np.ndarray):
         return show_value(value)

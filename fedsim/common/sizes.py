@@ -63,7 +63,8 @@ class LongTailSizes(Spec):
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Draw the count of training samples of each device.
 
-        The shares of devices in each range of counts are exact up to rounding.
+        Each range of counts, such as 100 to 300 samples, has its exact share of the devices up to
+        rounding, such as 40 %.
 
         Args:
             devices: count of devices.

@@ -81,10 +81,10 @@ class TableWriter:
         """Continue the table of a killed run after the rows that it had written to files.
 
         Args:
-            fingerprints: sha256 of each part in order, as ``flush`` returned them.
+            fingerprints: sha256 of each of these files (parts) in order, as ``flush`` returned them.
 
         Raises:
-            CheckpointError: a part is missing, or its sha256 differs.
+            CheckpointError: a file is missing, or its sha256 differs.
         """
         self._parts = {self._part(number): sha256 for number, sha256 in enumerate(fingerprints)}
         for part, sha256 in self._parts.items():
@@ -102,7 +102,11 @@ class TableWriter:
         self._packed = self._empty_table
 
     def copy_to(self, path: Path) -> None:
-        """Write all rows so far to a Parquet file; the parts remain."""
+        """Write all rows so far to a single Parquet file; the table can still grow.
+
+        Args:
+            path: path of the file; an existing file is replaced.
+        """
         self._pack()  # before the loop over the parts, because packing may write another part
         with (
             replacing(path) as beside,
