@@ -71,8 +71,8 @@ class Arithmetic(Protocol):
 
         Args:
             parts: pairs of a model and its coefficient.
-            otherwise: the result if no model is finite, or if the coefficients cannot be rescaled;
-                None: the result is NaN in these cases.
+            otherwise: the result if no model is finite, or if the coefficients cannot be rescaled.
+                By default the result is NaN in these cases.
             rescale: whether the coefficients of the finite models are multiplied by a common
                 factor, so that their sum is the sum of all coefficients.
         """
