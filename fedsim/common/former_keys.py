@@ -190,47 +190,47 @@ def understand(tables: Table) -> Understood:
 
 def _convert(tables: Table, lost: list[str]) -> bool:
     """Replace the former keys of a scenario in place, and return whether it had any."""
-    training = _FormerTable(tables.get("training", {}), "training", lost)
     data = tables.get("data", {})
-    partition = _FormerTable(data.get("partition", {}), "data.partition", lost)
-    strategy = _FormerTable(tables["strategy"], "strategy", lost)
-    kind = str(strategy.table["kind"])
-    rule = strategy.table.get("deadline")
-    deadline = _FormerTable(rule if isinstance(rule, dict) else {}, "strategy.deadline", lost)
-    partition_kind = str(partition.table.get("kind"))
+    partition_table = data.get("partition", {})
+    partition_kind = str(partition_table.get("kind"))
+    strategy_table = tables["strategy"]
+    kind = str(strategy_table["kind"])
+    deadline_table = strategy_table.get("deadline")
+    if not isinstance(deadline_table, dict):  # a time, or no deadline
+        deadline_table = {}
+    former_of_deadline = QUANTILE if deadline_table.get("kind") == "quantile" else {}
     former_of_partition = OF_PARTITIONS.get(partition_kind, {})
-    former_of_deadline = QUANTILE if deadline.table.get("kind") == "quantile" else {}
     former_of_strategy = OF_STRATEGIES.get(kind, {})
+    training = _FormerTable(tables.get("training", {}), "training", TRAINING, lost)
+    partition = _FormerTable(partition_table, "data.partition", former_of_partition, lost)
+    deadline = _FormerTable(deadline_table, "strategy.deadline", former_of_deadline, lost)
+    strategy = _FormerTable(strategy_table, "strategy", former_of_strategy, lost)
     is_users = ":" in kind
-    former_of_rounds: Former = {}
-    if not is_users or strategy.table.keys() >= _ROUNDS_KEYS:
-        former_of_rounds = ROUNDS
     has_former = [
-        training.has(TRAINING) and "kind" not in training.table,  # a former [training] had no kind
-        partition.has(former_of_partition),
-        strategy.has(former_of_rounds) and not is_users,  # a user's strategy may have such keys
-        strategy.has(former_of_strategy),
-        deadline.has(former_of_deadline),
+        training.has_former and "kind" not in training.table,  # a former [training] had no kind
+        partition.has_former,
+        deadline.has_former,
+        strategy.has_former,
+        not is_users and not ROUNDS.keys().isdisjoint(strategy_table),
         not DATA.keys().isdisjoint(data),
     ]
     if not any(has_former):
         return False
     _convert_data(data)
     _convert_population(tables.get("population", {}), lost)
-    if former_of_rounds:
+    # a user's strategy without all these keys may have one of its own by such a name
+    if not is_users or strategy_table.keys() >= _ROUNDS_KEYS:
         _convert_deadline(strategy, kind)
     if kind in _CONVERSIONS:
         _CONVERSIONS[kind](strategy, tables)
-    if kind == "fedprox" and "deadline" not in strategy.table:
-        strategy.table.pop("partial_work", None)  # it had no effect without a deadline
-    training.remove(TRAINING)
-    partition.remove(former_of_partition)
-    deadline.remove(former_of_deadline)
-    strategy.remove(former_of_strategy)
+    if kind == "fedprox" and "deadline" not in strategy_table:
+        strategy_table.pop("partial_work", None)  # it had no effect without a deadline
+    for table in (training, partition, deadline, strategy):
+        table.remove_former()
     for name, added in _ADDED.items():
         if name in tables:
             tables[name] = {**deepcopy(added), **tables[name]}
-    tables["strategy"] = {**deepcopy(_ADDED_TO_STRATEGIES.get(kind, {})), **strategy.table}
+    tables["strategy"] = {**deepcopy(_ADDED_TO_STRATEGIES.get(kind, {})), **strategy_table}
     return True
 
 
@@ -240,17 +240,20 @@ class _FormerTable:
     Args:
         table: the table.
         name: its dotted name.
+        former: former keys that the table may have, and their replacements.
         lost: list to which former keys and values are appended that present keys cannot express.
     """
 
-    def __init__(self, table: Table, name: str, lost: list[str]) -> None:
+    def __init__(self, table: Table, name: str, former: Former, lost: list[str]) -> None:
         self.table = table
         self._name = name
+        self._former = former
         self._lost = lost
 
-    def has(self, former: Former) -> bool:
-        """Return whether the table has any of the former keys."""
-        return not former.keys().isdisjoint(self.table)
+    @property
+    def has_former(self) -> bool:
+        """Whether the table has any of its former keys."""
+        return not self._former.keys().isdisjoint(self.table)
 
     def take(self, key: str, default: Any = None) -> Any:
         """Remove a former key from the table, and return its value; ``default`` if it is absent."""
@@ -266,16 +269,16 @@ class _FormerTable:
         value_text = str(value).lower() if isinstance(value, bool) else repr(value)
         self._lost.append(f"{self._name}.{key} = {value_text}")
 
-    def remove(self, former: Former) -> None:
+    def remove_former(self) -> None:
         """Remove the former keys that are not converted yet.
 
         A value is appended to ``lost``, unless it is the only value that is possible now.
         """
-        for key, now in former.items():
+        for key, replacement in self._former.items():
             if key not in self.table:
                 continue
             value = self.take(key)
-            if not isinstance(now, Removed) or value != now.left:
+            if not isinstance(replacement, Removed) or value != replacement.left:
                 self.note_lost(key, value)
 
 
@@ -386,24 +389,7 @@ def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
     ``measure`` (and ``clusterer``), and ``epochs_after_cold_start`` becomes ``follows``.
     """
     table = strategy.table
-
-    moment: Table = {"kind": "pre-training", **_convert_shift(strategy)}
-    moment["devices"] = strategy.take("alpha", 20)
-    steps = strategy.take("pretrain_iterations")
-    epochs = strategy.take("pretrain_epochs", 1)
-    if steps is None:
-        moment["epochs"] = epochs
-    else:
-        moment["steps"] = steps
-    newcomers = strategy.take("newcomers", "cosine")
-    on_arrival = strategy.take("on_arrival", default=True)
-    if newcomers == "random":
-        moment["newcomers"] = "random"
-        if on_arrival and "arrivals" in tables.get("population", {}):
-            strategy.note_lost("on_arrival", value=True)
-    else:
-        moment["newcomers"] = "arrival" if on_arrival else "selection"
-    table["moment"] = moment
+    table["moment"] = _take_pre_training(strategy, tables)
 
     cold_start = strategy.take("cold_start", "edc")
     if cold_start == "random-centers":
@@ -424,6 +410,32 @@ def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
         strategy.note_lost("inter_group", inter_group)
 
 
+def _take_pre_training(strategy: _FormerTable, tables: Table) -> Table:
+    """Remove FlexCFL's former keys of pre-training and newcomers; return the table ``moment`` of them.
+
+    Args:
+        strategy: the table ``[strategy]``.
+        tables: the whole scenario.
+    """
+    moment: Table = {"kind": "pre-training", **_convert_shift(strategy)}
+    moment["devices"] = strategy.take("alpha", 20)
+    steps = strategy.take("pretrain_iterations")
+    epochs = strategy.take("pretrain_epochs", 1)
+    if steps is None:
+        moment["epochs"] = epochs
+    else:
+        moment["steps"] = steps
+    newcomers = strategy.take("newcomers", "cosine")
+    on_arrival = strategy.take("on_arrival", default=True)
+    if newcomers == "random":
+        moment["newcomers"] = "random"
+        if on_arrival and "arrivals" in tables.get("population", {}):
+            strategy.note_lost("on_arrival", value=True)
+    else:
+        moment["newcomers"] = "arrival" if on_arrival else "selection"
+    return moment
+
+
 _LCFL_MEASURES = {"grad-cos": "update-cos"}  # LCFL's former "grad-cos" compared whole updates
 
 
@@ -436,31 +448,7 @@ def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
     table = strategy.table
     metric = strategy.take("metric", "lcfl")
     table["measure"] = _LCFL_MEASURES.get(metric, metric)
-
-    former = {
-        key: strategy.take(key)
-        for key in (
-            "warmup_rounds",
-            "warmup_participation",
-            "warmup_epochs",
-            "warmup_iterations",
-            "local_start",
-            "exchange_deadline",
-        )
-    }
-    if strategy.take("warmup", "federated") == "federated":
-        moment: Table = {
-            "kind": "rounds",
-            "rounds": former["warmup_rounds"],
-            "participation": former["warmup_participation"],
-        }
-    else:
-        moment = {"kind": "local", "start": former["local_start"]}
-        moment["epochs"] = former["warmup_epochs"]
-        moment["steps"] = former["warmup_iterations"]
-    moment["deadline"] = former["exchange_deadline"]
-    table["moment"] = {key: value for key, value in moment.items() if value is not None}
-
+    table["moment"] = _take_warm_up(strategy)
     table["clusterer"] = {"kind": strategy.take("clustering", "k-medoids")}
     start = strategy.take("start", "build")
     table["follows"] = "paper"
@@ -473,6 +461,22 @@ def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
             table["clusterer"]["linkage"] = "average"
     if table["clusterer"]["kind"] != "dbscan":
         strategy.drop("eps", "min_samples")
+
+
+def _take_warm_up(strategy: _FormerTable) -> Table:
+    """Remove LCFL's former keys of warm-up and exchange; return the table ``moment`` of them."""
+    rounds = strategy.take("warmup_rounds")
+    participation = strategy.take("warmup_participation")
+    epochs = strategy.take("warmup_epochs")
+    steps = strategy.take("warmup_iterations")
+    start = strategy.take("local_start")
+    deadline = strategy.take("exchange_deadline")
+    if strategy.take("warmup", "federated") == "federated":
+        moment: Table = {"kind": "rounds", "rounds": rounds, "participation": participation}
+    else:
+        moment = {"kind": "local", "start": start, "epochs": epochs, "steps": steps}
+    moment["deadline"] = deadline
+    return {key: value for key, value in moment.items() if value is not None}
 
 
 def _convert_tifl(strategy: _FormerTable, tables: Table) -> None:
@@ -517,5 +521,5 @@ _CONVERSIONS: Mapping[str, Callable[[_FormerTable, Table], None]] = {
 }
 """Kind of a strategy -> function that replaces its former keys, given the whole scenario too.
 
-``_FormerTable.remove`` then removes the former keys that the function has left.
+``_FormerTable.remove_former`` then removes the former keys that the function has left.
 """

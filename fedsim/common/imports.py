@@ -161,9 +161,7 @@ def import_class(
         raise ScenarioError(
             f"{key} is {path!r}, which is a {type(target).__name__}; it must be {allowed}"
         )
-    returned: object = None
-    with suppress(Exception):  # an annotation may be any expression
-        returned = get_type_hints(target).get("return")
+    returned = _annotated_result(target)
     if not (isinstance(returned, type) and issubclass(returned, base)):
         raise ScenarioError(
             f"{key} is {path!r}, a function that does not say that it returns a {called}; "
@@ -171,6 +169,13 @@ def import_class(
             "runs"
         )
     return target
+
+
+def _annotated_result(function: FunctionType) -> object:
+    """Return the annotated type of a function's result; None if it is missing or not evaluable."""
+    with suppress(Exception):  # an annotation may be any expression
+        return get_type_hints(function).get("return")
+    return None
 
 
 def import_object(path: str, key: str) -> Any:

@@ -121,14 +121,7 @@ class Quantity:
 
     def _parse(self, text: object) -> float:
         """Parse a quantity into the base unit, without a check of its bounds."""
-        number = "90"
-        is_bool = isinstance(text, bool)
-        if isinstance(text, int | float) and not is_bool and 0 < text < math.inf:
-            number = f"{text:g}"
-        unit = "s" if "s" in self.units else next(iter(self.units))
-        allowed = (
-            f"a number and a unit out of {', '.join(self.units)}; for example '{number} {unit}'"
-        )
+        allowed = self._describe_form(text)
         if not isinstance(text, str):
             raise _quantity_error(
                 "{what} needs its unit: {allowed}", what=self.what, allowed=allowed
@@ -140,10 +133,25 @@ class Quantity:
             raise _quantity_error(
                 "{what} is {allowed}{hint}", what=self.what, allowed=allowed, hint=hint
             )
-        value = float(match[1]) * self.units[forms[match[2]]]
+        number, spelling = match.groups()
+        value = float(number) * self.units[forms[spelling]]
         if math.isnan(value) or value < 0:
             raise _quantity_error("{what} cannot be negative", what=self.what)
         return value
+
+    def _describe_form(self, refused: object) -> str:
+        """Return the part of an error's message that says which form a quantity has.
+
+        Args:
+            refused: the user's value. If it is a number without a unit, the message's example is
+                this number with a unit.
+        """
+        number = "90"
+        is_bool = isinstance(refused, bool)
+        if isinstance(refused, int | float) and not is_bool and 0 < refused < math.inf:
+            number = f"{refused:g}"
+        unit = "s" if "s" in self.units else next(iter(self.units))
+        return f"a number and a unit out of {', '.join(self.units)}; for example '{number} {unit}'"
 
     def _hint_at_unit(self, unit: str) -> str:
         """Return a hint for the user at the known unit that an unknown unit probably means.
