@@ -456,25 +456,33 @@ class Evaluator:
         Returns:
             The accuracy, 0 to 1; None if ``evaluation.fine_tune_epochs`` is 0.
         """
-        epochs = self._spec.fine_tune_epochs
-        versions = self._world.data_versions()
-        if not epochs:
+        if not self._spec.fine_tune_epochs:
             return None
+        evaluation = await self._learner.evaluate(self._fine_tune(models, round_number))
+        if evaluation is None:
+            return None
+        over = self._accuracy_over(strategy_default)
+        return evaluation.accuracy_and_loss(over).accuracy
+
+    def _fine_tune(self, models: ModelAssignment, round_number: int) -> ModelAssignment:
+        """Return a model for each present device: the model that serves it, trained on its data.
+
+        Args:
+            models: the strategy's models.
+            round_number: the round, on which the orders of the samples depend.
+        """
+        versions = self._world.data_versions()
         train = partial(self._learner.train, key=_FINE_TUNING, round=round_number)
         tuned: dict[str, tuple[Ref, Sequence[int] | None]] = {}
         for name, (ref, served) in self._with_present_devices(models).items():
             devices = range(len(versions)) if served is None else served
             for device in devices:
-                training = Training(ref, epochs)
+                training = Training(ref, self._spec.fine_tune_epochs)
                 if self._local is not None:
                     training = self._local.adapt(device, training, round_number)
                 model = train(training, device, version=int(versions[device]))
                 tuned[f"{name}/{device}"] = model, [device]
-        evaluation = await self._learner.evaluate(tuned)
-        if evaluation is None:
-            return None
-        over = self._accuracy_over(strategy_default)
-        return evaluation.accuracy_and_loss(over).accuracy
+        return tuned
 
     async def test(self, model: Ref, devices: Sequence[int] | None) -> float | None:
         """Return a model's accuracy on the pooled test samples of devices.

@@ -341,28 +341,35 @@ class Synchronous(Combining[S]):
 
     def _ask_cohort(self) -> None:
         state = self.state
-        server = self.server
-        rule = self._deadline
+        state.asked_at = self.server.now
+        limits = self._set_deadline()
         devices = state.cohort
-        state.asked_at = server.now
-        record: dict[str, object] = {
-            "round": state.round,
-            "selected": len(devices),
-            "deadline": None,
-        }
-        training_limit_s = self.params.training_limit_s(self.setting.mean_epoch_s)
-        if training_limit_s is not None:
-            record["training_limit"] = training_limit_s
-        elif rule is not None:
-            state.limit_s = rule.limit_s(state.deadline, state.round)
-        if self._round_limit_s is not None:
-            deadline = server.timer(RoundTimer.DEADLINE, server.now + self._round_limit_s)
-            if not self.params.traits.late_goes_on:  # otherwise the deadline ends no task
-                record["deadline"] = deadline
-        server.emit("round-start", **record)
+        self.server.emit("round-start", round=state.round, selected=len(devices), **limits)
         for device in devices:
             self._ask(device)
         state.selected = len(devices)
+
+    def _set_deadline(self) -> dict[str, float | None]:
+        """Set the timer of the round's deadline, if there is one.
+
+        Returns:
+            Fields of the record ``round-start``: ``deadline``, the time at which open tasks will be
+            ended (s), None for never, and ``training_limit`` (s) if the deadline bounds only each
+            client's training.
+        """
+        state = self.state
+        server = self.server
+        limits: dict[str, float | None] = {"deadline": None}
+        training_limit_s = self.params.training_limit_s(self.setting.mean_epoch_s)
+        if training_limit_s is not None:
+            limits["training_limit"] = training_limit_s
+        elif self._deadline is not None:
+            state.limit_s = self._deadline.limit_s(state.deadline, state.round)
+        if self._round_limit_s is not None:
+            deadline = server.timer(RoundTimer.DEADLINE, server.now + self._round_limit_s)
+            if not self.params.traits.late_goes_on:
+                limits["deadline"] = deadline
+        return limits
 
     def _ask(self, device: int) -> None:
         contents = {**self.contents(device)}
@@ -447,21 +454,29 @@ class Synchronous(Combining[S]):
             return
         del state.open[message.task]
         self._notify_parts(message)
-        column = self._counted_as(message)
-        if column == "valid":
-            state.received.append(Update.of(self.entry(message)))
-            if len(state.received) == self.params.enough:
-                self._end_open()
-        elif column == "slow":
-            state.slow += 1
-        else:
-            state.disconnected += 1
+        self._add_to_counts(message)
         if state.open:
             return
         if secure is None or not state.received:
             await self._close_round()
         else:
             secure.begin("secure-unmask", [update.device for update in state.received])
+
+    def _add_to_counts(self, message: TaskEnd) -> None:
+        """Store the update of an ended task, or count the task as slow or disconnected.
+
+        When the round has enough updates, the tasks that still run are ended.
+        """
+        state = self.state
+        match self._counted_as(message):
+            case "valid":
+                state.received.append(Update.of(self.entry(message)))
+                if len(state.received) == self.params.enough:
+                    self._end_open()
+            case "slow":
+                state.slow += 1
+            case "disconnected":
+                state.disconnected += 1
 
     def _notify_parts(self, message: TaskEnd) -> None:
         state = self.state
