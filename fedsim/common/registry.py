@@ -174,7 +174,7 @@ class Registry:
         return text in self.known or (_NAME.fullmatch(text) is not None and text in self.kinds)
 
     def is_refused_path(self, text: str) -> bool:
-        """Return whether a text is an import path although users cannot add a kind."""
+        """Return whether a text is an import path, and users cannot add kinds to this registry."""
         return not self.base and _IMPORT_PATH.fullmatch(text) is not None
 
     def __iter__(self) -> Iterator[str]:

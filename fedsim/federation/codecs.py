@@ -231,13 +231,12 @@ class Codec(Spec):
 
     @property
     def for_added_up(self) -> "Codec":
-        """Codec that replaces this one for contents of which both sides keep a sum over rounds.
+        """Variant of this codec for contents that device and server each add up over rounds.
 
-        Device and server each add up such contents, for example the update in FedDyn;
-        ``Traits.accumulated_contents`` names them. The next content is computed from the sum of
-        the decoded contents, and so contains what encoding has left out before. The replacement
-        thus encodes as with error feedback, but the device stores no residual. By default it is
-        this codec itself.
+        ``Traits.accumulated_contents`` names such contents, for example the update in FedDyn. The
+        variant encodes as with error feedback, because the errors of all rounds would add up too.
+        The device stores no residual for it: what encoding leaves out of a content is part of the
+        device's next content anyway. By default the variant is this codec itself.
         """
         return self
 

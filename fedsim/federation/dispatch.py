@@ -263,8 +263,8 @@ class Dispatch:
     def on_switched_on(self, device: int) -> None:
         """Notify the strategy about a device that is switched on again.
 
-        It is notified of the device's lost tasks, and receives the notices about the device that
-        waited.
+        The strategy is notified of the device's lost tasks, and of returns, arrivals and data
+        shifts of the device whose notices have waited.
         """
         self.lost_tasks.on_switched_on(device)
         self.notices.on_switched_on(device)

@@ -446,7 +446,10 @@ class Evaluator:
     async def test_fine_tuned(
         self, models: ModelAssignment, round_number: int, strategy_default: AccuracyOver
     ) -> float | None:
-        """Return the accuracy after each device has trained the model that serves it a little further.
+        """Return the accuracy after each device has trained its model further on its own data.
+
+        A device's model is the strategy's model that serves it, and ``evaluation.fine_tune_epochs``
+        the count of epochs.
 
         Args:
             models: the strategy's models.
@@ -454,7 +457,7 @@ class Evaluator:
             strategy_default: definition of accuracy by the strategy (``Strategy.score``).
 
         Returns:
-            The accuracy, 0 to 1; None if ``evaluation.fine_tune_epochs`` is 0.
+            The accuracy, 0 to 1; None if the count of epochs is 0, or without learning.
         """
         if not self._spec.fine_tune_epochs:
             return None

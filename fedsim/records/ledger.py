@@ -185,7 +185,7 @@ class Ledger:
     def note_idle(self, task: int) -> None:
         """Note that a task's training finished no epoch.
 
-        ``close_task`` then counts the task's bytes as wasted, whatever its outcome.
+        ``close_task`` then counts the task's bytes as wasted, whatever the task's outcome.
 
         Args:
             task: number of the task, one device's work in a round.

@@ -41,9 +41,10 @@ class FedAsyncParams(AsynchronousParams):
     rho: float = Field(default=0.0, ge=0.0, le=1e6)
 
     def weight(self, version: int, staleness: int) -> float:
-        """Return alpha_t, the weight of an update in the next model: alpha, reduced by staleness.
+        """Return alpha_t, the weight of an update in the next model.
 
-        Source: Xie et al., section 5.2.
+        It is alpha, decayed up to the version by ``alpha_decay``, times the function ``staleness``
+        of the update's staleness. Source: Xie et al., section 5.2.
 
         Args:
             version: count of versions made so far.

@@ -35,7 +35,7 @@ class Update(Entries):
 
     @classmethod
     def of(cls, entry: Mapping[str, object]) -> Self:
-        """Return an update made of a dict.
+        """Return an ``Update`` made of a dict, which the method ``entry`` of a strategy may return.
 
         Args:
             entry: a dict with names of fields as keys, which may lack fields; or an update, which
