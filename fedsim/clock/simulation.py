@@ -143,8 +143,8 @@ def _rare_collections() -> Iterator[None]:
 class Simulation:
     """A run in simulated time: the clock, the executor of real computations, and the records.
 
-    ``Simulation(scenario)`` contains the scenario's devices, network and server; ``Simulation()`` is
-    a bare clock.
+    ``Simulation(scenario)`` contains the scenario's devices, network and server. ``Simulation()``
+    is a bare clock.
 
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
 

@@ -307,7 +307,7 @@ def _convert_population(population: Table, lost: list[str]) -> None:
 
 
 def _convert_deadline(strategy: _FormerTable, kind: str) -> None:
-    """Replace the former keys of a deadline, such as ``relative_deadline``, by a table ``deadline``.
+    """Replace the former keys of a deadline, such as ``relative_deadline``, by ``deadline``.
 
     If this version's strategy no longer has such a deadline, the former key is noted as lost too.
 
@@ -411,11 +411,14 @@ def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
 
 
 def _take_pre_training(strategy: _FormerTable, tables: Table) -> Table:
-    """Remove FlexCFL's former keys of pre-training and newcomers; return the table ``moment`` of them.
+    """Remove FlexCFL's former keys of pre-training and newcomers.
 
     Args:
         strategy: the table ``[strategy]``.
         tables: the whole scenario.
+
+    Returns:
+        The table ``strategy.moment``, which replaces these keys.
     """
     moment: Table = {"kind": "pre-training", **_convert_shift(strategy)}
     moment["devices"] = strategy.take("alpha", 20)
@@ -464,7 +467,11 @@ def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
 
 
 def _take_warm_up(strategy: _FormerTable) -> Table:
-    """Remove LCFL's former keys of warm-up and exchange; return the table ``moment`` of them."""
+    """Remove LCFL's former keys of warm-up and exchange.
+
+    Returns:
+        The table ``strategy.moment``, which replaces these keys.
+    """
     rounds = strategy.take("warmup_rounds")
     participation = strategy.take("warmup_participation")
     epochs = strategy.take("warmup_epochs")

@@ -37,7 +37,7 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
 
     Returns:
         A row of an ``Operations`` array, float64 [1, 2 COLUMNS]: a fixed amount and an amount per
-        sample for each column, without additional passes over the data.
+        sample of FLOPs, bytes moved, and the other columns; no additional passes over the data.
     """
     flops = (fixed, a_sample)
     moved_bytes = (moved, 0.0)

@@ -201,7 +201,7 @@ class Registry:
         return kind_class if kind in self.known else with_any_kind(kind_class)
 
     def holds(self, value: Spec) -> bool:
-        """Return whether an object is an instance of a kind of this registry, or of their base class."""
+        """Return whether an object is an instance of one of the kinds, or of their base class."""
         if self.base and isinstance(value, import_trusted(self.base, self.called)):
             return True
         return getattr(value, "kind", None) in self.kinds

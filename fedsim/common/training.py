@@ -498,8 +498,8 @@ class Limit:
             such time.
         budget: longest time (s) from the device's first computation for the round to the end of the
             training; tests and earlier trainings count. None: no such limit.
-        reserve_upload: bytes of the upload that follows. The training ends early enough to leave the
-            expected time of this upload on the device's own uplink.
+        reserve_upload: bytes of the upload that follows. The training ends early enough to leave
+            the expected time of this upload on the device's own uplink.
         adaptive: whether another epoch begins only if the time left is at least the mean time of
             the finished epochs.
         at_least: least count of finished epochs. A training with fewer has failed: the task ends as

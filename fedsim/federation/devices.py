@@ -206,8 +206,8 @@ class Device:
         The server reads it by ``ServerModels.numbers``.
 
         Args:
-            function: a function that returns ``count`` values, and that the decorator ``pure`` marks
-                as free of side effects.
+            function: a function that returns ``count`` values, and that the decorator ``pure``
+                marks as free of side effects.
             models: the models that the function receives, in this order.
             count: count of values that are sent, 4 bytes each.
             constants: the function's keyword arguments, JSON-able.

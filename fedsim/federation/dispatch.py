@@ -270,7 +270,7 @@ class Dispatch:
         self.notices.on_switched_on(device)
 
     def snapshot(self) -> DispatchState:
-        """Return the state that a checkpoint saves; the clock saves the times of timers and notices."""
+        """Return the state that a checkpoint saves; the clock saves times of timers and notices."""
         return {
             "busy_until": self.computations.busy_until,
             "timers": self.timers.snapshot(),
@@ -283,7 +283,7 @@ class Dispatch:
         }
 
     def restore(self, state: DispatchState) -> None:
-        """Set the state that ``snapshot`` returned; the clock then sets timers and notices again."""
+        """Set the state that ``snapshot`` returned; the clock sets timers and notices again."""
         self.computations.busy_until = state["busy_until"]
         self.timers.restore(state["timers"])
         self.updates.restore(state["updates"])

@@ -389,9 +389,10 @@ class Evaluator:
             models: the model of each device.
 
         Returns:
-            A dict with ``mean_accuracy``, the accuracy of the mean of all finite models on the pooled test
-            samples of all devices, and ``consensus``, the root of the mean squared Euclidean
-            distance of the models from that mean (Kong et al. 2021). Empty if no test is due.
+            A dict with ``mean_accuracy``, the accuracy of the mean of all finite models on the
+            pooled test samples of all devices, and ``consensus``, the root of the mean squared
+            Euclidean distance of the models from that mean (Kong et al. 2021). Empty if no test is
+            due, without learning, or if no model is finite.
         """
         if not (models and self._is_due(round_number)):
             return {}

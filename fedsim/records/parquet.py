@@ -81,7 +81,8 @@ class TableWriter:
         """Continue the table of a killed run after the rows that it had written to files.
 
         Args:
-            fingerprints: sha256 of each of these files (parts) in order, as ``flush`` returned them.
+            fingerprints: sha256 of each of these files (parts) in order, as ``flush`` returned
+                them.
 
         Raises:
             CheckpointError: a file is missing, or its sha256 differs.

@@ -134,7 +134,7 @@ class Combining(Strategy[S]):
         )
 
     def _privacy_spent(self) -> dict[str, float]:
-        """Return the privacy budget spent in all rounds so far, to record it with the closing round.
+        """Return the privacy budget spent in all rounds so far, for the record of this round.
 
         The draw of the round's clients, on which the budget depends, is first counted in
         ``state.draws``.

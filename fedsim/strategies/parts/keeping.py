@@ -78,7 +78,7 @@ class ServerKeeping:
         self._apply = server.models.apply
 
     def sent(self, model: Ref) -> Partial:
-        """Return the part of a model that is sent to devices: all but the tensors that stay there."""
+        """Return the part of a model that is sent: all but the tensors that stay on devices."""
         return Partial(model, model, self._split.sent)
 
     def restore(self, before: Ref, model: Ref) -> Ref:

@@ -19,9 +19,9 @@ async def mean_after_changes(
     """Return the mean of all N devices' states after K clients have changed their states.
 
     A state is an array that each device has, such as its control variate in SCAFFOLD. By default
-    the result is mean + sum of changes / N. With a robust aggregation it is (1 - K / N) mean + K / N
-    times the aggregation of the K states: a sum of changes would accumulate those of malicious
-    clients over the rounds. Changes and states that are not finite are left out.
+    the result is mean + sum of changes / N. With a robust aggregation it is (1 - K / N) mean +
+    K / N times the aggregation of the K states: a sum of changes would accumulate those of
+    malicious clients over the rounds. Changes and states that are not finite are left out.
 
     Args:
         server: API of the strategy's server code, with ``models`` for arithmetic.

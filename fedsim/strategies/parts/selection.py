@@ -381,7 +381,7 @@ class Selection(Spec):
 
 
 class SelectionClient(PartClient):
-    """Client's part of a selection: it answers the server's questions, and adds reports to updates."""
+    """Client's part of a selection: it answers questions of the server, and adds reports."""
 
     jobs = (QUESTION,)
     _part: Selection
