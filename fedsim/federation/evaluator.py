@@ -218,17 +218,14 @@ class Evaluator:
         Returns:
             Accuracy, loss and other metrics; None without learning.
         """
-        learner = self._learner
-        evaluation = await learner.evaluate(self._with_present_devices(models))
+        evaluation = await self._learner.evaluate(self._with_present_devices(models))
         if evaluation is None:
             return None
         self.last = evaluation
         if self._spec.score == "historical":
-            # Here each model is tested on all devices that it ever served. These results are only
-            # for the figures: in ``last`` each device is tested with its present model.
-            ever_served = {name: (ref, self.served[name]) for name, (ref, _) in models.items()}
-            historical = await learner.evaluate(self._with_present_devices(ever_served))
-            evaluation = historical or evaluation
+            # Only the figures are historical: in ``last`` each device is tested with its present
+            # model.
+            evaluation = await self._test_historically(models) or evaluation
         figures = Figures()
         figures["accuracy"], figures["loss"] = evaluation.accuracy_and_loss(over)
         unseen = await self._unseen.measure(models, over)
@@ -237,6 +234,11 @@ class Evaluator:
             figures |= unseen.figures
         figures |= {metric.name: evaluation.figure(metric, over) for metric in self._metrics}
         return figures
+
+    async def _test_historically(self, models: ModelAssignment) -> "Evaluation | None":
+        """Test each model on the present devices among all devices that it has ever served."""
+        ever_served = {name: (ref, self.served[name]) for name, (ref, _) in models.items()}
+        return await self._learner.evaluate(self._with_present_devices(ever_served))
 
     async def _measure_updates(
         self, trained: Sequence[tuple[Ref, float]], updates: Sequence[Measured]

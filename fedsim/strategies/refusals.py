@@ -99,17 +99,7 @@ class Reasons:
         """
         all_reasons = self.with_selection(selection)
         if aggregation is not None:
-            protection = aggregation.protection
-            if protection is not None and self.against(protection):
-                yield (
-                    f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but "
-                    f"{self.against(protection)}; allowed are 'weighted' and 'mean'"
-                )
-            if aggregation.accounts and all_reasons.privacy_account:
-                yield (
-                    f"'aggregation.account' is true, but {all_reasons.privacy_account}; allowed is "
-                    "false"
-                )
+            yield from all_reasons._refusals_of(aggregation)
         if bounds_training and self.training_limit:
             yield (
                 "'deadline.since' is 'download', which bounds one training, but "
@@ -124,3 +114,14 @@ class Reasons:
                 "'secure_aggregation' is given, by which the server learns the sum of updates "
                 f"alone, but {why_single_updates}"
             )
+
+    def _refusals_of(self, aggregation: Aggregation) -> Iterator[str]:
+        """Yield a message for the aggregation's aim, and for its privacy account, if refused."""
+        protection = aggregation.protection
+        if protection is not None and self.against(protection):
+            yield (
+                f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but "
+                f"{self.against(protection)}; allowed are 'weighted' and 'mean'"
+            )
+        if aggregation.accounts and self.privacy_account:
+            yield f"'aggregation.account' is true, but {self.privacy_account}; allowed is false"
