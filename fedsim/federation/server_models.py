@@ -67,20 +67,19 @@ class ServerModels:
         """Return the sum of models, each times its coefficient, added in the given order.
 
         Nothing is computed until a value is needed. Models with weights that are infinite or NaN
-        are left out.
+        are left out. The coefficients of the remaining models are then multiplied by a common
+        factor, so that their sum is the sum of all coefficients.
 
         Args:
             parts: pairs of a model and its coefficient.
-            otherwise: the model that replaces the sum if every model is left out, or if some are
-                left out and the coefficients cannot be rescaled because the coefficients of all
-                models, or of the remaining models, sum to 0. None: the result is NaN in these
-                cases.
-            rescale: whether, if models are left out, the coefficients of the remaining models are
-                multiplied by a common factor, so that their sum is the sum of all coefficients;
-                False for sums of differences.
+            otherwise: the model that replaces the sum if there is no sum: every model is left out,
+                or some are left out and no factor exists, because the coefficients of all models
+                or of the remaining models sum to 0. None: the result is NaN in these cases.
+            rescale: whether coefficients are multiplied by this factor; False for sums of
+                differences.
 
         Raises:
-            SimulationError: a part has no model.
+            SimulationError: the first item of a pair is no model (``Ref``).
         """
         for model, _ in parts:
             if not isinstance(model, Ref):
