@@ -197,7 +197,7 @@ class Environment(simpy.Environment):
     simulated time. A cancelled alarm never moves the clock.
 
     An event may need the result of a real computation, such as a training in a worker process.
-    Simulated time then stands still until the result is there.
+    Simulated time then stands still until the computation is done.
 
     Attributes:
         pending: future of the computation for which simulated time stands still, and the function

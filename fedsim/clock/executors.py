@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Executor(Protocol):
     """Interface of executors, which carry out real computations such as trainings.
 
-    Functions may finish in any order; the results of a simulation do not depend on it.
+    Functions may finish in any order; the results of a simulation do not depend on the order.
 
     Attributes:
         workers: largest count of functions that run at the same time.

@@ -46,7 +46,7 @@ def start(
         module: the function's module.
         name: name of the function.
         words: arguments on the command line of the process (``sys.argv``).
-        variables: environment variables, in addition to those of this process.
+        variables: environment variables, in addition to the variables of this process.
         options: other arguments of ``subprocess.Popen``.
 
     Returns:

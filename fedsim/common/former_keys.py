@@ -1,8 +1,8 @@
 """Former keys of scenarios: keys that an earlier version had, and their replacements.
 
-One dict for each table of a scenario has its former keys. A spec refuses those of its own table
-(``Spec.instead``) with a message that names the replacement. ``understand`` converts the scenario of
-a run folder, which an earlier version wrote with all its keys, to the present keys.
+One dict for each table of a scenario has its former keys. A spec refuses the former keys of its
+table (``Spec.instead``) with a message that names the replacement. ``understand`` converts the
+scenario of a run folder, which an earlier version wrote with all its keys, to the present keys.
 """
 
 from collections.abc import Callable, Mapping
@@ -487,7 +487,7 @@ def _take_warm_up(strategy: _FormerTable) -> Table:
 
 
 def _convert_tifl(strategy: _FormerTable, tables: Table) -> None:
-    """Drop former keys of the strategy TiFL that had no effect beside its other keys."""
+    """Drop former keys of the strategy TiFL that had no effect with the values of other keys."""
     if strategy.table.get("tiers_from") != "latency":
         strategy.drop("profiling_rounds", "profiling_limit")
     if strategy.table.get("mode") != "credits":

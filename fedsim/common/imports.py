@@ -45,12 +45,12 @@ _allowed = ContextVar("_allowed", default=True)
 def code_from_file(allow_code: bool) -> Iterator[None]:
     """Context within which a scenario file may import only code that the user has allowed.
 
-    Reading a file could otherwise run a stranger's code. The caller reads and validates the file
-    within the context. An import path that is not allowed raises ``ScenarioError`` there
-    (``refuse_unless_allowed``).
+    Without the context, validating a file could run a stranger's code. The caller reads and
+    validates the file within the context. An import path that is not allowed raises
+    ``ScenarioError`` there (``refuse_unless_allowed``).
 
-    Allowed are all paths if ``allow_code`` is true, and otherwise the installed packages that the
-    user's configuration lists.
+    If ``allow_code`` is true, all paths are allowed. If it is false, only code of the installed
+    packages that the user's configuration lists is allowed.
 
     Args:
         allow_code: whether the user trusts the file, so that any code that it names may be

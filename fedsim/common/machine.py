@@ -131,7 +131,7 @@ def peak_memory() -> int:
 def resident_memory() -> int:
     """Return the memory (bytes) that this process uses, or its peak if only that can be read.
 
-    Memory that the process has freed is given back to the system first, where this is possible.
+    Memory that the process has freed is first given back to the system, if the system allows it.
     """
     return_memory()
     try:
@@ -142,7 +142,7 @@ def resident_memory() -> int:
 
 
 def return_memory() -> None:
-    """Give memory that the process has freed back to the system, where this is possible.
+    """Give memory that the process has freed back to the system, if the system allows it.
 
     Without this call, glibc keeps freed memory that lies between blocks in use. If a small array
     stays after each of many large ones, the large ones cost memory even after they are freed.

@@ -235,7 +235,7 @@ class Codec(Spec):
 
         ``Traits.accumulated_contents`` names such contents, for example the update in FedDyn. The
         variant encodes as with error feedback, because the errors of all rounds would add up too.
-        The device stores no residual for it: what encoding leaves out of a content is part of the
+        The device stores no residual: what encoding leaves out of a content is part of the
         device's next content anyway. By default the variant is this codec itself.
         """
         return self

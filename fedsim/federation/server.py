@@ -256,8 +256,8 @@ class Server:
 
         The kind ``aggregate`` names the tasks whose updates became a model. Its fields are
         ``round``, ``tasks``, ``weights`` and, if updates may wait for a later aggregation,
-        ``staleness``. ``finish_round`` records an ``aggregate`` for those of its updates that the
-        strategy has not recorded.
+        ``staleness``. ``finish_round`` receives all updates of a round, and records an
+        ``aggregate`` for the updates that the strategy has not recorded itself.
 
         Args:
             kind: name of the kind of record.

@@ -187,9 +187,9 @@ class ServerModels:
     async def note_skipped(self, models: Sequence[Ref], *, stay: bool = True) -> None:
         """Count the memory of models that the strategy would read here (``values``) with learning.
 
-        With ``learning = "off"`` models have no weights, and a strategy calls this method where it
-        would call ``values``. ``fedsim check`` forecasts the memory of a run with learning from
-        such a run without weights.
+        With ``learning = "off"`` models have no weights, and a strategy calls this method in place
+        of ``values``. ``fedsim check`` forecasts the memory of a run with learning from such a run
+        without weights.
 
         Args:
             models: a list of models.

@@ -144,7 +144,8 @@ class Recorder:
 
         Args:
             time: time at which the round ended (s).
-            fields: fields of the record ``round``, of which those that are columns become cells.
+            fields: fields of the record ``round``. The fields that are columns of the table become
+                cells.
         """
         ledger = self.ledger
         down, up, peer = self._moved

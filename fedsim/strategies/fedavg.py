@@ -16,7 +16,7 @@ from fedsim.strategies.updates import Update
 
 
 class FedAvgParams(AggregatingParams):
-    """Keys of ``[strategy]`` for FedAvg: those that ``AggregatingParams`` describes."""
+    """Keys of ``[strategy]`` for FedAvg: the keys that ``AggregatingParams`` describes."""
 
     traits: ClassVar[Traits] = Traits(kept_by="scenario", averages_updates=True)
     kind: Literal["fedavg"] = "fedavg"

@@ -62,7 +62,7 @@ class SynchronousState(State):
     optimiser: dict[int, PartState] = field(default_factory=dict)
 
     def forget_round(self) -> None:
-        """Set the fields of the open round to those of a round in which nothing has happened yet."""
+        """Clear the fields of the open round, such as its cohort, when a round is opened."""
         self.cohort = []
         self.selected = 0
         self.open = {}

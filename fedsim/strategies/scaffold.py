@@ -18,7 +18,7 @@ from fedsim.world.steps import TaskStep, Train
 
 
 class ScaffoldParams(AggregatingParams):
-    """Keys of ``[strategy]`` for SCAFFOLD, in addition to those of ``AggregatingParams``.
+    """Keys of ``[strategy]`` for SCAFFOLD, in addition to the keys of ``AggregatingParams``.
 
     The paper's learning rate of the server is ``lr`` of ``server = "sgd"``.
 

@@ -82,7 +82,12 @@ class ServerKeeping:
         return Partial(model, model, self._split.sent)
 
     def restore(self, before: Ref, model: Ref) -> Ref:
-        """Return a copy of ``model`` whose tensors that stay on devices are those of ``before``."""
+        """Return a copy of a model in which the tensors that stay on devices are replaced.
+
+        Args:
+            before: the model from which these tensors are taken.
+            model: the model that is copied.
+        """
         return self._apply(spliced, [before, model], places=self._split.sent)
 
     def device_models(self, model: Ref, kept: Mapping[int, Ref]) -> dict[int, Ref]:
@@ -144,7 +149,7 @@ class KeepingClient(PartClient):
         device.state["kept"] = reply["kept"].value
 
     def _whole(self, device: Device, instruction: Instruction) -> Ref:
-        """Return the whole model: the received tensors, and those that stay on the device."""
+        """Return the whole model: the received tensors, and the tensors that stay on the device."""
         model: Ref = instruction["model"]
         if "kept" not in device.state:
             return model

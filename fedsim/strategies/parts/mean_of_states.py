@@ -20,7 +20,7 @@ async def mean_after_changes(
 
     A state is an array that each device has, such as its control variate in SCAFFOLD. By default
     the result is mean + sum of changes / N. With a robust aggregation it is (1 - K / N) mean +
-    K / N times the aggregation of the K states: a sum of changes would accumulate those of
+    K / N times the aggregation of the K states: a sum of changes would accumulate the changes of
     malicious clients over the rounds. Changes and states that are not finite are left out.
 
     Args:
