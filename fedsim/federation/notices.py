@@ -115,7 +115,7 @@ class Notices:
             self.notify_at(kind, device, self._tasks.next_on(device, self._simulation.now))
 
     def snapshot(self) -> list[tuple[str, int]]:
-        """Return the postponed notices, which a checkpoint saves; ``restore`` sets them again.
+        """Return kind and device of each postponed notice, which a checkpoint saves.
 
         Notices that are due at a known time are alarms, which the clock saves.
         """

@@ -74,8 +74,8 @@ class Deadline(Spec):
     def least_s(self) -> float:
         """Return the time that clients have in the first round (s).
 
-        A scenario is refused if no device could receive the model within this time. A deadline that
-        bounds the training alone (``bounds_training``) limits each training to it.
+        A scenario is refused if no device could receive the model within this time. If the deadline
+        bounds the training alone (``bounds_training``), the time limits each training of the run.
         """
         raise NotImplementedError
 
