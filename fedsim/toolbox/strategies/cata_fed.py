@@ -293,10 +293,10 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        """Return a training on one part of the device's data, on all data if it was never split.
+        """Return the training of the received model on one part of the device's data.
 
-        After u splits there are 2^u parts. The part is number 1 + n mod 2^u (CATA-Fed, Eq. 12),
-        with n the count of the device's selections.
+        After u splits there are 2^u parts, and the part is number 1 + n mod 2^u (CATA-Fed, Eq. 12),
+        with n the count of the device's selections. Before the first split it is all data.
         """
         splits = device.state["splits"]
         part = None
@@ -307,7 +307,13 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return Training(instruction["model"], epochs, part=part)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
-        """Return the time limit T of a training and its upload, with the upload time to reserve."""
+        """Return the limit of a training, which must end early enough for the upload to end by T.
+
+        T (s), the longest time of training and upload, is in the server's message. The time that is
+        reserved for the upload is the measured time of the device's last upload of a model, or
+        before its first upload the time that its link needs for the answer's bytes. With
+        ``upload_time = "ignored"`` no time is reserved.
+        """
         params = self.params
         limit = Limit(
             budget=instruction[TIME_LIMIT],
@@ -387,6 +393,10 @@ class CataFedState(FedAvgState):
 
 class CataFed(FedAvg[CataFedParams]):
     """Cluster-driven adaptive training.
+
+    Clients of similar data size are in one cluster, and a round asks clients of one cluster. Each
+    trains as many epochs as fit into a time limit; a client that is too slow for one epoch trains
+    on parts of its data from then on.
 
     Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning",
     Sensors 22(18), 2022.

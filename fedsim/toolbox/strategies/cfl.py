@@ -85,6 +85,9 @@ class CFLState(GroupedState):
 class CFL(Grouped[CFLParams]):
     """Clustered federated learning.
 
+    Each cluster of clients has a model. A cluster is split in two when its model hardly changes any
+    more, while the updates of some of its clients are still large.
+
     Source: Sattler, Mueller and Samek, "Clustered federated learning" (2018), Algorithms 1 and 2.
 
     All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each
@@ -116,9 +119,10 @@ class CFL(Grouped[CFLParams]):
         await super().on_start()
 
     def select(self) -> list[int]:
-        """Return all available clients, or ``clients_per_round`` of them.
+        """Return the clients of a round: all available ones, or ``clients_per_round`` of them.
 
-        With ``order = "recursive"`` they are clients of the cluster that trains in this round.
+        With ``order = "recursive"`` only clients of the cluster that trains in this round are
+        selected.
         """
         asks_all = self.params.clients_per_round is None
         candidates = None
@@ -519,7 +523,15 @@ class CFL(Grouped[CFLParams]):
         return {COLD_START: self.state.models[node]}, COLD_START
 
     async def assign(self, prepared: Sequence[Preparation]) -> None:
-        """Move each prepared device one split down the tree; at a leaf it joins the cluster."""
+        """Move devices one split down the tree of clusters, by the update that each has sent.
+
+        At a split a device goes to the child with the update that is most similar to the device's
+        update. If the child is a leaf, the device joins this cluster.
+
+        Args:
+            prepared: for each device the ended task in which it has trained the model of the node
+                that it had reached.
+        """
         node_reached = self.state.node_reached
         for preparation in prepared:
             device = preparation.device

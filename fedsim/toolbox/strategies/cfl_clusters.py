@@ -46,7 +46,7 @@ def norms_of(
 
     Args:
         updates: the updates of the cluster's clients (trained minus received model), [k, d].
-        weights: the weight of each update in the mean, [k].
+        weights: the weight of each update in the mean, [k]; their sum need not be 1.
     """
     mean = np.zeros(len(updates[0]))
     for update, weight in zip(updates, weights, strict=True):
@@ -59,9 +59,12 @@ def norms_of(
 def is_incongruent(norms: Norms, limits: NormLimits) -> bool:
     """Return whether CFL must split a cluster: it has converged, but its clients' updates disagree.
 
+    It has converged if the norm of its mean update is below ``eps1``. The updates disagree if the
+    norm of the longest update is at least ``eps2``.
+
     Args:
         norms: norms of the cluster's mean update and of its longest update.
-        limits: ``eps1``, the limit of the first norm, and ``eps2``, the limit of the second.
+        limits: ``eps1`` and ``eps2``.
     """
     return norms.mean_norm < limits.eps1 and norms.max_norm >= limits.eps2
 

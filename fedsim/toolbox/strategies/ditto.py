@@ -53,6 +53,8 @@ class DittoClient(OwnModelClient[DittoParams]):
 class Ditto(Personal[DittoParams]):
     """Personalised federated learning by a second, regularised objective.
 
+    Each device trains a personal model, which is held near FedAvg's global model.
+
     Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML
     2021), Algorithm 1. The global model w is FedAvg's. In addition each client k of a round trains
     its personal model v_k by steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)), with its

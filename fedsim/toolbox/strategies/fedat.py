@@ -109,21 +109,23 @@ class FedATState(TieredState, AsynchronousState):
 class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[type-var]
     """Federated learning with asynchronous tiers.
 
+    A tier is a set of devices of similar speed. Each tier has separate rounds and a separate model;
+    the global model is a weighted mean of the tiers' models.
+
     Source: Chai et al., "FedAT: a high-performance and communication-efficient federated learning
     system with asynchronous tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its
     compression, which a codec in ``[messages]`` can replace.
 
-    A tier is a set of devices of similar speed. First every available device trains once as in a
-    round (down and up d parameters), and the server measures its latency. The devices are then
-    divided into tiers of equal size, from the fastest to the slowest. Each tier has its own rounds:
-    random clients receive the global model (d), train, and send their update (d). The mean of the
-    updates becomes the tier's model. The global model becomes the mean of all tiers' models with
-    the weights T_(M+1-m) / T. T_m is the number of updates of tier m, and T the sum of all T_m.
-    Before its first update a tier has the initial model.
+    First every available device trains once as in a round (down and up d parameters), and the
+    server measures its latency. The devices are then divided into tiers of equal size, from the
+    fastest to the slowest. In a tier's round random clients receive the global model (d), train,
+    and send their update (d). The mean of the updates becomes the tier's model. The global model
+    becomes the mean of all tiers' models with the weights T_(M+1-m) / T, and is published as a
+    version. T_m is how often the model of tier m has been replaced, and T the sum of all T_m.
+    Before its first round ends, a tier has the initial model.
 
-    Each update of a tier makes a version of the global model. A device that is away at first, or a
-    newcomer, does the measured training when it is available, and joins the tier into whose range
-    its latency falls.
+    A device that is away at first, or a newcomer, does the measured training when it is available,
+    and joins the tier into whose range its latency falls.
     """
 
     Params = FedATParams
@@ -209,9 +211,13 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self._open_round(int(tier))
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """Store the latency or the update of a device, and close the round of a tier if it ended.
+        """Store the latency that a device's first task measured, or the update of a later task.
 
-        A tier's round ends with its last task. Without any update it is opened again later.
+        If a later task was the last one of its tier's round, the round is closed. If the round has
+        no update, it is opened again after the time ``retry``.
+
+        Args:
+            message: the ended task.
         """
         state = self.state
         if self._is_first_task(message.task):

@@ -28,8 +28,8 @@ class FedCompassParams(AsynchronousParams):
         min_steps: Q_min, the least count of SGD steps of a training, and the count of each client's
             first training.
         max_steps: Q_max, the largest count of SGD steps of a training.
-        latest_factor: lambda: the server waits for a group, clients that are to answer together,
-            for at most this multiple of the time until their expected arrival.
+        latest_factor: lambda, the longest wait for a group (clients that are to answer together),
+            as a multiple of the time until the group's expected arrival.
         speed_momentum: weight of the latest training in the estimate of a client's time per step.
         alpha: factor of all updates; the discount of staleness tau is alpha (1 + tau)^-exponent.
         exponent: exponent of the staleness discount.
@@ -141,13 +141,13 @@ class FedCompass(Asynchronous[FedCompassParams]):
     scheduler of the authors' framework APPFL.
 
     There are no rounds. The server estimates each client's time per local step, and gives each
-    client a number of steps between Q_min and Q_max with which it answers together with a group of
-    other clients. A client joins the open group that allows it the most steps. If there is none, it
-    opens a new group, and takes as many steps as end before the fastest client of another group
-    could answer again, which is Q_max of that client's steps after that group's latest time. The
-    answers of a group are aggregated when all its clients have answered, or at the group's latest
-    time. A late answer waits for the next aggregation of any group. A client's first answer, which
-    shows its speed, is aggregated at once.
+    client a number of steps between Q_min and Q_max, with which the client answers together with a
+    group of other clients. A client joins the open group that allows it the most steps. If no group
+    allows a number in this range, the client opens a new group. Its number of steps then ends
+    before the fastest client of another group could answer again; that is Q_max of that client's
+    steps after the other group's latest time. The answers of a group are aggregated when all its
+    clients have answered, or at the group's latest time. A late answer waits for the next
+    aggregation of any group. A client's first answer, which shows its speed, is aggregated at once.
 
     The model w becomes w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - w_i^received) over the answers,
     with N = ``concurrency``, the trained model w_i of client i, the model w_i^received that it had
@@ -323,9 +323,15 @@ class FedCompass(Asynchronous[FedCompassParams]):
             await self._aggregate_group(int(index))
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """Add an update to its arrival group, or to the late ones; a first update is published.
+        """Handle the end of a client's task: store or publish its update, and ask clients again.
 
-        A group is aggregated when its last client has answered.
+        A client's first update is published at once as a new version of the model. A later update
+        is stored in the client's arrival group, the clients that were to answer together. If this
+        group has been aggregated already, the update is stored as late. A group is aggregated when
+        its last client has answered.
+
+        Args:
+            message: the ended task.
         """
         state = self.state
         task = state.open.pop(message.task)

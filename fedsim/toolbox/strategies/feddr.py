@@ -66,10 +66,10 @@ class FedDRClient(SynchronousClient[FedDRParams]):
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
-        """Replace the update of a training by the update that FedDR sends.
+        """Replace the update of a training, the new point x_i, by the update that FedDR sends.
 
-        This update is w + (2 x_i - y_i - z), with the received model w, the new points x_i and y_i,
-        and z, the value of 2 x_i - y_i that the server has.
+        This update is w + (2 x_i - y_i - z), with the received model w, the new centre y_i of the
+        local problem, and z, the value of 2 x_i - y_i that the server has.
         """
         assert result.update is not None
         received = instruction["model"]
@@ -90,9 +90,11 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         return {**(super().reply(device, instruction, result) or {}), "own": points}
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Store the new points x_i and y_i, and add the sent change to ``z``, as it has arrived.
+        """Store x_i, y_i and z in the device's state, after its answer has arrived at the server.
 
-        A change that is not finite is not added, as the server leaves it out too.
+        x_i is the trained point, y_i the centre of the training, and z the value of 2 x_i - y_i
+        that the server has, to which the sent change is added. A change that is not finite is not
+        added, as the server leaves it out too.
         """
         x, y = reply["own"].value
         old_x = self._point(device, "x")
@@ -107,6 +109,9 @@ class FedDRClient(SynchronousClient[FedDRParams]):
 
 class FedDR(FedAvg[FedDRParams]):
     """Federated Douglas-Rachford.
+
+    Each client has a centre point, and finds the minimum of its loss near this point. The server
+    takes the mean over all devices of the centre points, each reflected at this minimum.
 
     Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting
     algorithms for nonconvex federated composite optimization" (NeurIPS 2021), Algorithm 1, without

@@ -80,6 +80,9 @@ class FedDynState(FedAvgState):
 class FedDyn(FedAvg[FedDynParams]):
     """Federated learning with dynamic regularisation.
 
+    A linear and a proximal term are added to each client's objective, so that its optimum moves
+    towards the global optimum.
+
     Source: Acar et al., "Federated learning based on dynamic regularization" (ICLR 2021), Algorithm
     1. A move of client k is its update theta_k minus the received model theta. Let s_k be the sum
     of client k's moves so far, and s the mean of the s_k of all N devices (the paper's h is -alpha
@@ -106,7 +109,18 @@ class FedDyn(FedAvg[FedDynParams]):
     async def next_model(
         self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
-        """Update s by the clients' moves, and return the mean of their models, plus s."""
+        """Update s in the state, and return the next model: the mean of the updates, plus s.
+
+        s is the mean over all devices of the sum of a device's moves; a move is an update minus the
+        model that the device had received. The mean of the updates is by ``aggregation``. If there
+        is a server optimiser (key ``server``), the next model is its step towards this sum.
+
+        Args:
+            model: the present model.
+            entries: the updates of the round; at least one.
+            slot: index of the model, always 0, as there is one model.
+            record: additional fields of the record ``aggregate``.
+        """
         state = self.state
         state.moved = await mean_after_changes(
             self.server,

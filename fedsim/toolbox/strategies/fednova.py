@@ -21,9 +21,9 @@ class FedNovaParams(FedProxParams):
         mu: weight of the proximal term; by default 0, plain local SGD without it.
         partial_work: whether a client that cannot finish all epochs sends its model as it is; its
             update is normalised by the steps that it took.
-        effective: how tau_eff, to which the lengths of all clients' updates are scaled, is computed
-            if mu is above 0: as the weighted mean of their ``reach`` (the paper), or of their
-            counts of ``steps`` (the authors' code).
+        effective: the definition of tau_eff, the common length of all normalised updates, if mu is
+            above 0: the weighted mean over the clients of their ``reach``, the distance that their
+            steps move (the paper), or of their counts of ``steps`` (the authors' code).
     """
 
     why_not: ClassVar[Reasons] = Reasons(
@@ -71,6 +71,9 @@ class FedNovaClient(FedProxClient):
 class FedNova(FedProx):
     """Normalised averaging.
 
+    Each client's change of the model is divided by the distance that its SGD steps move, so that a
+    client that makes more steps has no more weight.
+
     Source: Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated
     optimization" (NeurIPS 2020), Algorithm 1 and its update rule: w <- w + tau_eff sum_i p_i (w_i -
     w) / ||a_i||_1. Here w is the model, w_i client i's update, ||a_i||_1 the distance that client
@@ -99,7 +102,16 @@ class FedNova(FedProx):
     ) -> Ref:
         """Return the next model, by the aggregation of the normalised updates.
 
-        A normalised update is w + tau_eff (w_i - w) / ||a_i||_1.
+        The normalised update of client i is w + tau_eff (w_i - w) / ||a_i||_1: w is the model that
+        it received, w_i its update, ||a_i||_1 the distance that its steps move (``reach``), and
+        tau_eff the weighted mean over the clients of this distance, or of the count of steps
+        (key ``effective``).
+
+        Args:
+            model: the present model.
+            entries: the updates, with the count of steps in their contents; at least one.
+            slot: index of the model, always 0, as there is one model.
+            record: additional fields of the record ``aggregate``.
         """
         assert isinstance(self.params, FedNovaParams)
         pull = self.params.mu * self.setting.lr_in(self.state.round)

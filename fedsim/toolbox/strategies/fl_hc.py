@@ -68,13 +68,16 @@ def update_distances(
 class FLHC(LCFL):
     """Federated learning with hierarchical clustering of local updates.
 
+    The devices are clustered once, by their updates of the global model; then each cluster runs
+    FedAvg separately.
+
     Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local
     updates" (IJCNN 2020), Algorithm 1.
 
     After ``moment.rounds`` of FedAvg every available device receives the global model, trains, and
-    sends its update (d parameters each way). The updates are clustered once, and each cluster goes
-    on from the global model with FedAvg of its own. Devices without a cluster test the models of
-    all clusters, and join the cluster of the best model. All else is as in ``LCFL``.
+    sends its update (d parameters each way). The updates are clustered, and each cluster begins at
+    the global model. Devices without a cluster test the models of all clusters on their training
+    data, and join the cluster of the model with the least loss. All else is as in ``LCFL``.
     """
 
     Params: ClassVar[type[LCFLParams]] = FLHCParams
