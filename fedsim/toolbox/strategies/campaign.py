@@ -34,11 +34,12 @@ class CampaignState(State):
 class Campaign:
     """Campaign: many devices each do one task of the same job, such as a report, outside rounds.
 
-    The strategy opens a campaign with ``begin``, and passes ended tasks to ``end`` and returned
-    devices to ``resume``. An unavailable device receives its task when it returns. A lost task is
-    repeated, at most twice. At the campaign's deadline the timer ``campaign-deadline`` fires, and
-    the strategy calls ``stop``. When all tasks have ended and no device is awaited, the campaign is
-    closed, and ``on_over`` is called, which may begin another campaign.
+    The strategy opens a campaign with ``begin``, passes the campaign's ended tasks (``has_task``)
+    to ``end``, and passes returned devices for which it waits (``awaits``) to ``resume``. An
+    unavailable device receives its task when it returns. A lost task is repeated, at most twice. At
+    the campaign's deadline the timer ``campaign-deadline`` fires, and the strategy calls ``stop``.
+    When all tasks have ended and no device is awaited, the campaign is closed, and ``on_over`` is
+    called, which may begin another campaign.
 
     Args:
         server: the run's server.

@@ -150,7 +150,11 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     def make_tiers(self, devices: list[int]) -> None:
         """Divide devices into tiers of equal size by their latency, and open each tier's round.
 
-        If there are fewer devices than tiers, the server waits for more.
+        If there are fewer devices than tiers, the server waits for more devices. The run is stopped
+        if too few devices have enough memory for the training.
+
+        Args:
+            devices: IDs of the devices whose latency is known.
         """
         state = self.state
         server = self.server

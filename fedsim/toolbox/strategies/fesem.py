@@ -19,8 +19,8 @@ class FeSEMParams(GroupedParams):
     """Keys of ``[strategy]`` for FeSEM, in addition to the keys of groups and rounds.
 
     Attributes:
-        aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the
-            published code of FlexCFL.
+        aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, the update of
+            the client that was asked first, as in the published code of FlexCFL.
         follows: when clients are assigned to groups. ``published-code``: the code of FlexCFL, in
             which a round's clients join the group with the nearest model before they train.
             ``paper`` (Algorithm 1 of Xie et al., 2020): after each round every client that has sent

@@ -93,6 +93,9 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     def pretraining(self, initial: Ref) -> Training:
         """Return a pre-training, the training of the initial model by which a group is found.
 
+        It lasts ``moment.epochs`` epochs, or ``moment.steps`` SGD steps. If neither is given, it
+        lasts 50 steps with ``follows = "published-code"``, and ``local_epochs`` with ``"paper"``.
+
         Args:
             initial: the initial model.
         """
@@ -131,13 +134,14 @@ def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False
 
     This step moves FlexCFL's groups towards each other. w_l is the model of group l. In the paper
     group j's next model is w_j + eta times the sum of w_l / ||w_l|| over l != j (Algorithm 2), so
-    that each round adds up to eta (m - 1) to its norm. The published code divides this model by 1 +
-    the sum of eta / ||w_l||. A model of zeros has no direction, and adds nothing.
+    that each round adds up to eta (m - 1) to the norm of the model. The published code divides this
+    model by 1 + the sum of eta / ||w_l|| over l != j. A model of zeros has no direction, and adds
+    nothing.
 
     Args:
         norms: ||w_l|| of each group's model, float64 [m].
         eta: eta_g, the learning rate between groups.
-        literal: whether to follow the paper, which has no division.
+        literal: whether to follow the paper, in which models are not divided.
 
     Returns:
         Coefficients, float64 [m, m]; row j has the coefficients of group j's next model.
@@ -160,8 +164,8 @@ _MOST_FAILURES = 100
 def nearest_direction(models: list[Floats32]) -> Floats:
     """Find the group of FlexCFL whose direction is most similar to a device's update.
 
-    The update is the trained model minus the initial model. Similarity is the cosine (FlexCFL,
-    section 3.3).
+    The update is the trained model minus the initial model. A group's direction is the mean update
+    of its first members. Similarity is the cosine (FlexCFL, section 3.3).
 
     Args:
         models: the initial model, the trained model, and the m directions, float32 [d] each.
@@ -247,7 +251,10 @@ class FlexCFLState(GroupedState):
 
 
 class FlexCFL(Migrating[FlexCFLParams]):
-    """Flexible clustered federated learning; with ``kind = "fedgroup"`` FedGroup, without migration.
+    """Flexible clustered federated learning; ``kind = "fedgroup"`` is FedGroup, without migration.
+
+    Devices are grouped by their updates of the initial model, and look for a group again when their
+    data have changed.
 
     Source: Duan et al., "Flexible clustered federated learning for client-level data distribution
     shift" (2021), Algorithms 2 and 3, section 3.4, and "FedGroup: efficient clustered federated
@@ -281,7 +288,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     @property
     def _joins_at_random(self) -> bool:
-        """Whether newcomers join a random group, without a pre-training (the ablation RAC)."""
+        """Whether newcomers join a random group, without a training of the initial model (RAC).
+
+        RAC is an ablation in the paper.
+        """
         return self.params.moment.newcomers == "random"
 
     async def on_start(self) -> None:
@@ -489,7 +499,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
     # inter-group aggregation (Eq. 20)
 
     async def after_aggregation(self) -> None:
-        """Move the models of groups with devices towards each other, if eta_g is above 0."""
+        """Move the groups' models towards each other (Eq. 20) after a round, if eta_g is above 0.
+
+        Groups without devices do not take part.
+        """
         state = self.state
         server = self.server
         params = self.params

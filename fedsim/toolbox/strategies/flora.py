@@ -29,7 +29,8 @@ from fedsim.toolbox.strategies.sizes import (
 class FLoRAParams(CutParams):
     """Keys of ``[strategy]`` for FLoRA.
 
-    ``sizes`` are the ranks of devices' adapters. The largest allowed rank is ``model.lora.rank``.
+    ``sizes`` are the ranks of devices' low-rank adapters. The largest allowed rank is
+    ``model.lora.rank``.
     """
 
     by: ClassVar[CutBy] = "adapters"
@@ -144,6 +145,9 @@ class FLoRAState(CutState):
 
 class FLoRA(CutModels):
     """Stacked adapters.
+
+    Devices train low-rank adapters of different ranks. The server stacks the adapters of all
+    clients, in place of averaging them, and they are merged into the weights.
 
     Source: Wang et al., "FLoRA: Federated fine-tuning large language models with heterogeneous
     low-rank adaptations" (NeurIPS 2024, arXiv 2409.05976), Algorithm 1. An adapter is a pair of

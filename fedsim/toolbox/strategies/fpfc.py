@@ -90,9 +90,9 @@ class FPFCClient(SynchronousClient[FPFCParams]):
         )
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Store the trained model as the device's model w_i, as the server has received it.
+        """Store the trained model as the device's model w_i, after it has arrived at the server.
 
-        A model that is not finite is not stored, and the server does not store it either.
+        If the trained model is not finite, device and server keep the previous w_i.
         """
         last = self._last(device, instruction)
         device.state["model"] = device.mix([(reply["update"], 1.0)], otherwise=last)
@@ -125,6 +125,9 @@ class FPFCState(SynchronousState):
 
 class FPFC(Synchronous[FPFCParams]):
     """Fusion penalised federated clustering.
+
+    Each device has a separate model. A penalty on the differences of models draws similar models
+    together, and devices whose models coincide form a group.
 
     Source: Yu, Liu, Wang and Sun, "Clustered federated learning based on nonconvex pairwise fusion"
     (2022), the algorithm FPFC (its rules were not checked against the paper).
@@ -168,8 +171,15 @@ class FPFC(Synchronous[FPFCParams]):
     def contents(self, device: int) -> Contents:
         """Return the message to a device: the model z_i towards which its training is pulled.
 
-        z_i is the mean over all devices j of w_j + theta_ij - v_ij / rho, with the symbols of the
-        class. A device that has never answered receives the initial model.
+        z_i is the mean, over all devices j that have answered, of w_j + theta_ij - v_ij / rho: w_j
+        is the model of device j, theta_ij the penalised difference of the pair, and v_ij its dual.
+        A device that has never answered receives the initial model.
+
+        Args:
+            device: ID of the device.
+
+        Returns:
+            The content ``model``.
         """
         models = self.state.own
         pairs = self.state.pairs
@@ -360,8 +370,8 @@ def fused(
     shrunk by SCAD's penalty, and the dual v becomes rho (delta - theta).
 
     Args:
-        models: the models of both devices [d], and the pair's last theta and v as one array [2 d],
-            if any.
+        models: w_i and w_j [d], then, if there is one, an array [2 d] with the pair's last theta
+            and v; without it v is 0.
         compared_from: index in a flat model; the length of delta is over the parameters from this
             index on.
         lam: lambda, the strength of the penalty.
@@ -389,13 +399,13 @@ def fused(
 def proximal_center(models: list[Floats32], signs: list[float], rho: float) -> Floats:
     """Compute the model z_i towards which the training of device i is pulled (FPFC).
 
-    z_i is the mean over all devices j of w_j + theta_ij - v_ij / rho: w_j is the model of device j,
-    theta_ij the penalised difference of the pair, and v_ij its dual.
+    z_i is the mean, over all devices j that have answered, of w_j + theta_ij - v_ij / rho: w_j is
+    the model of device j, theta_ij the penalised difference of the pair, and v_ij its dual.
 
     Args:
-        models: the model of the device and of each other device [d], then theta and v of the pair
+        models: the model of device i and of each other device [d], then theta and v of the pair
             with each other device, as one array [2 d].
-        signs: for each pair 1 if the device is the first in the pair, -1 if it is the second.
+        signs: for each pair 1 if device i is the first in the pair, -1 if it is the second.
         rho: rho of the augmented Lagrangian.
 
     Returns:

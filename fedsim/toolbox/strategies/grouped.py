@@ -79,7 +79,8 @@ class PlainDeadline(SelectingParams):
 class GroupedParams(ClusteredParams, SynchronousParams):
     """Keys of ``[strategy]`` for strategies with groups whose rounds ask clients of all groups.
 
-    A group is a set of devices that share a model. A round asks ``clients_per_round`` clients.
+    A group is a set of devices that share a model. A round asks ``clients_per_round`` clients in
+    all.
     """
 
     instead: ClassVar[Former] = {**SynchronousParams.instead, **former_keys.GROUPS}
@@ -100,7 +101,10 @@ G = TypeVar("G", bound=ClusteredParams)
 
 @dataclass
 class Preparation(Entries):
-    """Task by which the group of a device is found, as stored until the group is assigned."""
+    """Record of a task by which the group of a device is found: its device, message and answer.
+
+    It is stored in the state of the strategy until the group is assigned.
+    """
 
     task: int
     """ID of the task."""
@@ -142,10 +146,12 @@ class GroupedState(SynchronousState):
 class Grouped(Synchronous[G]):
     """Base of strategies in rounds that train a model for each group of devices.
 
-    A device without a group, or whose data have shifted, first does a task called preparation, by
-    which its group is found; the task is part of a round or outside the rounds. In a round, its
-    training starts as soon as its group is known. All devices whose preparation ends at the same
-    simulated time are assigned together. Subclasses implement ``preparation`` and ``assign``.
+    A device whose group must be found first does a task called preparation, such as a training of
+    the initial model, from which the server finds the group. A preparation is part of a round, in
+    which the device then trains its group's model at once, or takes place outside the rounds. All
+    devices whose preparations end at the same simulated time are assigned together. Subclasses
+    implement ``preparation``, the message that starts the task, and ``assign``, which finds the
+    groups.
     """
 
     State = GroupedState
@@ -157,30 +163,36 @@ class Grouped(Synchronous[G]):
         self.state.asked = [False] * server.devices
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """Return the task that finds a device's group (its preparation); by default None.
+        """Return the message that starts the task by which a device's group is found, if needed.
+
+        The task is called preparation. In a round the method is called before the device is asked
+        to train; outside the rounds, after ``require_preparation`` was called for the device.
 
         Args:
             device: ID of the device.
 
         Returns:
-            Contents of the message by name, and the name of the job; None if the device needs no
-            preparation.
+            Contents of the message by name, and the name of the job; None, the default, if the
+            device needs no preparation.
         """
         return None
 
     async def assign(self, prepared: Sequence[Preparation]) -> None:
-        """Assign groups to devices whose preparation has ended, by calls of ``move``.
+        """Assign groups to devices, by calls of ``move``; by default nothing is assigned.
 
-        By default nothing is assigned.
+        It is called when devices have ended their preparation, the task by which their group is
+        found.
 
         Args:
-            prepared: the ended preparation of each device.
+            prepared: the ended preparation of each device, with the message to the device and its
+                answer.
         """
 
     def contents_after_preparation(self, device: int) -> Contents:
-        """Return the message that starts a device's training after a preparation in the same round.
+        """Return the message that starts a device's training after it has found its group.
 
-        By default it equals the message to a device without a preparation (``contents``).
+        It is used if the device has found its group by a task (a preparation) in the same round. By
+        default it equals the message to any other device (``contents``).
 
         Args:
             device: ID of the device.
@@ -197,12 +209,12 @@ class Grouped(Synchronous[G]):
         """
 
     def move(self, device: int, group: int, why: str) -> None:
-        """Assign a device to a group, and record it if the device's group changes.
+        """Assign a device to a group; a change is recorded among the run's events as ``assign``.
 
         Args:
             device: ID of the device.
             group: index of the group.
-            why: the reason, a field of the record ``assign``.
+            why: the reason, a field of the record, such as ``cold-start`` or ``migration``.
         """
         previous = self.group_of(device)
         if previous == group:
@@ -229,7 +241,8 @@ class Grouped(Synchronous[G]):
         In runs without learning the groups are drawn at random.
 
         Args:
-            entries: the answers of the devices: received updates or ended preparations.
+            entries: for each device its received update or ended preparation, which has the answer
+                as ``contents`` and the ID of the task as ``task``.
             purpose: name of the random stream for runs without learning.
 
         Returns:
@@ -328,10 +341,11 @@ class Grouped(Synchronous[G]):
         return None if group is None else self.state.models[group]
 
     def require_preparation(self, device: int) -> None:
-        """Mark a device for a preparation, the task that finds its group anew.
+        """Make a device do the task that finds its group anew, its preparation.
 
-        The preparation belongs to the round if the device has just been selected. Otherwise it
-        takes place outside the rounds, now or when the device is available.
+        If the device has just been selected for a round, the preparation is part of the round.
+        Otherwise it takes place outside the rounds: now if the device is idle, else when the task
+        of the device has ended, or when the device returns.
 
         Args:
             device: ID of the device.
@@ -384,9 +398,15 @@ class Grouped(Synchronous[G]):
         self._prepare_outside_round(device)
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """Store an ended preparation, or end any other task as ``Synchronous`` does.
+        """Store the answer of a device that has ended a preparation, or handle another ended task.
 
-        A device that is marked for a preparation is prepared as soon as it is idle.
+        A preparation is the task by which a device's group is found; the group is assigned by a
+        timer at the same simulated time. Other tasks, such as a training, end as in
+        ``Synchronous``. A device that still has to find its group (``require_preparation``) starts
+        its preparation now if it is idle, else when it returns.
+
+        Args:
+            message: the ended task.
         """
         state = self.state
         device = message.device
@@ -418,11 +438,12 @@ class Grouped(Synchronous[G]):
         self.state.prepared.append(preparation)
 
     async def on_timer(self, name: str) -> None:
-        """Handle a timer, after groups are assigned to the devices prepared at this simulated time.
+        """Handle a timer, after groups are assigned to the devices that await their group.
 
-        Assigned devices of the round start their training at once. A deadline ends only tasks that
-        have started; so the timer is set again for this simulated time, and handled after these
-        starts.
+        These devices have ended the task that finds their group at this simulated time. Devices of
+        the round then start their training at once. A deadline ends only tasks that have started.
+        Its timer, and each other timer of the round that must follow the assignment, is therefore
+        set again for this simulated time, so that it is handled after these starts.
 
         Args:
             name: name of the timer that has fired.
@@ -463,13 +484,14 @@ def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
     """Compute how far a device's label counts are from its earlier counts (FlexCFL, Eq. 9).
 
     With the counts c and r below and C classes, ``aligned_l1`` is the mean of |c_k - r_k| over the
-    classes k. ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as
-    samples, as in the published code. For ``oracle`` the distance is infinite.
+    classes k. ``sorted_counts`` is this mean after both count vectors are sorted, which is the
+    Wasserstein distance of the two vectors taken as samples, as in the published code. For
+    ``oracle``, by which each change of the data counts, the distance is infinite.
 
     Args:
         counts: c, the present sample count of each class, int64 [C].
         reference: r, the sample count of each class when the device found its group, int64 [C].
-        metric: name of the distance.
+        metric: name of the distance; not ``never``.
 
     Returns:
         The distance, in samples per class.
@@ -523,7 +545,8 @@ class MigratingClient(SynchronousClient[M]):
     def settles(self, device: Device, instruction: Instruction) -> bool:
         """Return whether a task is one by which a device finds its group.
 
-        The device's label counts in such a task become the reference for later shifts.
+        The device's label counts in such a task are stored as ``reference`` in its state. Later
+        label counts are compared with them.
 
         Args:
             device: the device on which this code runs, with its data and its state.
@@ -558,7 +581,18 @@ class Migrating(Grouped[M]):
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
-        """Repeat the device's preparation if its label counts have moved beyond the threshold."""
+        """Make a device find its group anew if its label counts have changed too much.
+
+        Called when the device reports a change of its data, as a distance from the label counts
+        with which it found its group. The report and its result are recorded among the run's events
+        as ``shift-test``. If the distance is larger than the report's threshold, the device repeats
+        its preparation, the task that finds its group. A device without a group, or in its
+        preparation, is left as it is.
+
+        Args:
+            device: ID of the device.
+            contents: the device's report, with ``distance`` and ``threshold`` (samples per class).
+        """
         group = self.state.group[device]
         if group == NO_GROUP or self.is_preparing(device):
             return
@@ -585,7 +619,9 @@ class Migrating(Grouped[M]):
     async def test_for_shifts(self, devices: Iterable[int]) -> None:
         """Make devices test whether their data have changed since they found their group.
 
-        Called after the devices were assigned to groups, as their data may have changed meanwhile.
+        Called after the devices were assigned to groups, as their data may have changed between
+        the task that found the group and the assignment. A device with a large change finds its
+        group anew (``on_shift``).
 
         Args:
             devices: device IDs.

@@ -17,7 +17,8 @@ from fedsim.toolbox.strategies.sizes import CutModels, CutParams, split_by_tenso
 class HetLoRAParams(CutParams):
     """Keys of ``[strategy]`` for HetLoRA.
 
-    ``sizes`` are the ranks of devices' adapters. The largest allowed rank is ``model.lora.rank``.
+    ``sizes`` are the ranks of devices' low-rank adapters. The largest allowed rank is
+    ``model.lora.rank``.
     """
 
     by: ClassVar[CutBy] = "rank"
@@ -59,6 +60,9 @@ def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
 class HetLoRA(CutModels):
     """Adapters of different ranks.
 
+    Each device trains low-rank adapters of its rank. The server averages the adapters, weighted by
+    their norms.
+
     Source: Cho et al., "Heterogeneous LoRA for federated fine-tuning of on-device foundation
     models" (EMNLP 2024, arXiv 2401.06432). An adapter is a pair of low-rank matrices A and B of a
     layer. A device of rank r receives the first r rows of each A and the first r columns of each B.
@@ -72,9 +76,17 @@ class HetLoRA(CutModels):
     Params = HetLoRAParams
 
     async def weigh_updates(self, entries: Sequence[Entry]) -> list[float]:
-        """Return weights in proportion to the norms of the updates' adapters, 0 if not finite.
+        """Return the weight of each update, in proportion to the norm of its adapters.
 
-        In runs without learning, and if all norms are 0, the weights are those of ``aggregation``.
+        This is the Frobenius norm of the products B A of all layers (``norm``). An update that is
+        not finite has the weight 0. In runs without learning, and if all norms are 0, the weights
+        are by ``aggregation``.
+
+        Args:
+            entries: the updates of the round.
+
+        Returns:
+            Weights that sum to 1.
         """
         models = self.server.models
         updates = [entry["update"] for entry in entries]

@@ -140,6 +140,9 @@ class HierFAVGState(FedAvgState):
 class HierFAVG(FedAvg[HierFAVGParams]):
     """Hierarchical federated averaging.
 
+    Edge servers average their clients' models several times in a round. Then the server averages
+    the edge servers' models.
+
     Source: Liu, Zhang, Song and Letaief, "Client-edge-cloud hierarchical federated learning" (ICC
     2020), Algorithm 1. There all clients take part, as with ``clients_per_round`` = devices.
 
@@ -201,9 +204,14 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             self.server.edges.carry(edge, contents, "down", round=state.round)
 
     async def on_carried(self, message: Carried) -> None:
-        """Begin the edge rounds of an edge server, or receive its model after them.
+        """Handle the end of a message between the server and an edge server.
 
-        An edge server whose message was lost leaves the round.
+        An edge server that has received the global model begins its edge rounds. When the server
+        has received an edge server's model, it is stored for the round's mean, and the edge server
+        has finished the round. An edge server whose message was lost leaves the round.
+
+        Args:
+            message: the ended message, with the edge server's ID, the direction and the outcome.
         """
         edge = message.edge
         edge_round = self.state.edges[edge]
@@ -273,6 +281,9 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         """Store a client's update at its edge server, and end the edge round after the last task.
 
         A client without an update takes no further part in the round.
+
+        Args:
+            message: the client's ended task.
         """
         if message.job == QUESTION:
             await super().on_task_end(message)
@@ -363,8 +374,10 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     async def aggregate(self) -> None:
         """Set the global model to the mean of the edge servers' models, weighted by samples.
 
-        The step is recorded among the run's events as ``edges-combined``. Without models nothing
-        happens.
+        The samples are the samples of an edge server's last edge round. With a server optimiser
+        (key ``server``) the global model is its step towards the mean. The step is recorded among
+        the run's events as ``edges-combined``. If no edge server's model has arrived, the global
+        model is unchanged.
         """
         state = self.state
         arrived = state.arrived

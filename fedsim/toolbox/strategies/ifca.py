@@ -41,8 +41,8 @@ class IFCAParams(MigratingParams):
     The keys of strategies with groups and rounds are allowed too.
 
     Attributes:
-        aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the
-            published code of FlexCFL.
+        aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, the update of
+            the client that was asked first, as in the published code of FlexCFL.
         averaging: mean of ``models`` (Ghosh et al. 2020, Algorithm 1, option II), or of
             ``gradients`` (option I): each client makes one step on all of its data, and a group's
             model moves by the sum of its clients' steps, divided by the number of all clients of
@@ -119,6 +119,9 @@ class IFCAState(GroupedState):
 class IFCA(Migrating[IFCAParams]):
     """The iterative federated clustering algorithm.
 
+    There is a model for each group of clients. Each client tests all models on its data, and trains
+    the best one.
+
     Source: Ghosh et al., "An efficient framework for clustered federated learning" (2020),
     Algorithm 1.
 
@@ -159,7 +162,12 @@ class IFCA(Migrating[IFCAParams]):
             self.settle(preparation.device, group)
 
     async def aggregate(self) -> None:
-        """Move each client to the group that it has chosen, then average each group's updates."""
+        """Move each client to the group that it has chosen, then aggregate each group's updates.
+
+        Each update is aggregated into the model from which it was trained, the best one on the
+        client's data. A client that has chosen a group again since then, as its data have shifted,
+        stays in the group of its later choice.
+        """
         received = self.state.received
         chosen_in = self.state.chosen_in
         newcomers = list[int]()
@@ -196,9 +204,9 @@ class IFCA(Migrating[IFCAParams]):
 class HypClusterParams(IFCAParams):
     """Keys of ``[strategy]`` for HypCluster: the keys of IFCA with other defaults.
 
-    The mean is weighted by samples, and a training is one epoch. By ``follows = "paper"``,
-    ``selection`` chooses the clients from the first round on. By default IFCA's first rounds ask
-    clients that were not asked before, as in the published code.
+    Three defaults differ. The mean is weighted by samples. A training is one epoch. ``follows`` is
+    ``"paper"``, with which ``selection`` chooses the clients from the first round on; IFCA's first
+    rounds ask clients that were not asked before, as in the published code.
     """
 
     kind: Literal["hypcluster"] = "hypcluster"  # type: ignore[assignment]
@@ -208,7 +216,7 @@ class HypClusterParams(IFCAParams):
 
 
 class HypCluster(IFCA):
-    """Each client chooses, of several models, the model of least loss on its data, and trains it.
+    """HypCluster: of several models, each client trains the model with the least loss on its data.
 
     Source: Mansour et al., "Three approaches for personalization with applications to federated
     learning" (2020), section 4, HYPCLUSTER. The models are the paper's hypotheses, one for each

@@ -48,7 +48,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
     """Client that trains a local model, tests other devices' models, and trains a cluster's model.
 
     Device i sends its local model w_i, and then the losses of other devices' models on its data, or
-    gradients. From these the server forms the clusters.
+    a gradient. From these the server forms the clusters.
 
     A task is one of these jobs:
 
@@ -64,8 +64,8 @@ class LCFLClient(SynchronousClient[LCFLParams]):
 
     Entries of a device's state: ``own``, the local model w_i, until the losses or the gradient have
     arrived at the server; ``gradient``, the gradient of the last mini-batch of w_i's training;
-    ``unsent-gradient``, the gradient of a new w_i until it has arrived at the server: if the answer
-    is cut off, the earlier w_i and its gradient stay valid.
+    ``unsent-gradient``, the gradient of a new w_i until the new w_i has arrived at the server. If
+    that answer is cut off, the earlier w_i and its gradient stay valid.
     """
 
     @property
@@ -128,7 +128,12 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         return super().reply(device, instruction, result)
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Store the local model that the server has received, until the server has compared it."""
+        """Store or delete the device's local model, after an answer has arrived at the server.
+
+        A local model that the server has received is stored for the later task in which the device
+        compares it with other models, or computes its gradient. After this task it is deleted. If
+        the clustering needs no such task, nothing is stored.
+        """
         second_job = self.params.second_campaign
         if second_job is None:  # the device is never asked for its local model again
             return
@@ -177,28 +182,32 @@ class LCFLState(GroupedState):
 class LCFL(Grouped[LCFLParams]):
     """Loss-based clustered federated learning.
 
+    Each device trains a local model, and tests the local models of the other devices on its data.
+    The devices are clustered once, by these losses, and each cluster then runs FedAvg separately.
+
     Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm 1
     and Eq. 2; the rounds of FedAvg before the clustering as in its published experiments.
 
-    Warm-up, which gives each device i a local model w_i: with rounds of FedAvg, w_i is the last
-    model that device i sent. Available devices that were never drawn train once after these rounds
-    (d parameters each way). With local training, each device receives the initial model (d
-    parameters; no message content if it draws a model itself), trains, and sends w_i (d
-    parameters).
+    - Warm-up, which gives each device i a local model w_i. With rounds of FedAvg, w_i is the last
+      model that device i sent; available devices that were never drawn train once after these
+      rounds (d parameters each way). With local training, each device receives the initial model
+      (d parameters; nothing if it draws a model itself), trains, and sends w_i (d parameters).
+    - Exchange: each of the M devices with a w_i receives the models of the M - 1 other devices
+      ((M - 1) d parameters). It computes the objective L_i of all M models on its training data,
+      with ``training.l2``, and sends |L_i(w_j) - L_i(w_i)| for each model (M - 1 scalars of 4
+      bytes). The distance of two devices is the sum of the two values that they send about each
+      other's models (Eq. 2).
+    - Clustering: the compared devices are clustered. The run ends if fewer than ``groups`` devices
+      could be compared.
+    - Newcomers: once the models of all clusters differ, devices without a cluster receive the
+      models (k d parameters), test them on their training data, join the cluster of the best model,
+      and send its number (4 bytes).
 
-    Exchange: each of the M devices with a w_i receives the models of the M - 1 other devices ((M -
-    1) d parameters). It computes the objective L_i of all M models on its training data, with
-    ``training.l2``, and sends |L_i(w_j) - L_i(w_i)| for each model (M - 1 scalars of 4 bytes; for
-    ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of the values that
-    they send about each other's models (Eq. 2). Other measures need no exchange. For ``grad-cos``
-    each device sends the model after one step of length 1 from w_i on all of its data. For
-    ``last-batch-cos`` each device sends the gradient of the last step of its training of w_i (d
-    parameters).
-
-    Then the compared devices are clustered once, and each cluster runs FedAvg separately. The run
-    ends if fewer than ``groups`` devices could be compared. Once the models of all clusters differ,
-    devices without a cluster and newcomers receive the models (k d parameters), test them on their
-    training data, join the cluster of the best model, and send its number (4 bytes).
+    Other distances are chosen by ``measure``. For ``loss-gap`` each device sends L_i(w_j) in the
+    exchange (M scalars). All further measures need no exchange. For ``grad-cos`` each device sends
+    the model after one step of length 1 from w_i on all of its data (d parameters). For
+    ``last-batch-cos`` it sends the gradient of the last step of its training of w_i (d parameters).
+    For ``diff-norm`` and ``update-cos`` it sends nothing more.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
@@ -462,7 +471,8 @@ class LCFL(Grouped[LCFLParams]):
             devices: IDs of the devices.
 
         Returns:
-            Positions of the remaining devices in ``devices``, and their distances, float64.
+            Positions in ``devices`` of the n remaining devices, and the distances of all pairs of
+            them, float64 [n, n].
         """
         state = self.state
         match self.params.measure:
@@ -541,8 +551,9 @@ class LCFL(Grouped[LCFLParams]):
     async def after_aggregation(self) -> None:
         """Let devices without a cluster choose one, once the models of all clusters differ.
 
-        Each receives all models, and joins the cluster whose model is best on its data. Unavailable
-        devices do so when they return.
+        Called after the clustering and after each round; it has an effect only once. Each such
+        device receives all models, and joins the cluster whose model has the least loss on its
+        data. Unavailable devices do so when they return.
         """
         state = self.state
         distinct = {model.name for model in state.models}

@@ -102,10 +102,10 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     @property
     def second_campaign(self) -> Literal["exchange", "gradient"] | None:
-        """Name of the task of each device between its local training and the clustering.
+        """Name of the task that each device does between its local training and the clustering.
 
-        ``exchange``: to test all devices' models; ``gradient``: to send a gradient; None if the
-        measure of distance needs neither.
+        ``exchange``: the device tests all devices' models; ``gradient``: it sends a gradient. None:
+        there is no such task, as the key ``measure`` needs only the local models.
         """
         if self.measure in _BY_GRADIENTS:
             return "gradient"

@@ -109,7 +109,10 @@ class Local(Synchronous[LocalParams]):
             self.record_aggregate(received, [1.0] * len(received))
 
     def center(self, entry: Entry) -> None:
-        """Return None: there is no common model to which the distance of an update is measured."""
+        """Return None, as updates are not aggregated into a common model.
+
+        So no distance of an update from an aggregated model is measured.
+        """
 
     def models(self) -> ModelAssignment:
         models = enumerate(self.state.own)

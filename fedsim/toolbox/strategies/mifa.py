@@ -54,14 +54,16 @@ class MIFAState(FedAvgState):
 class MIFA(FedAvg[MIFAParams]):
     """Memory-augmented impatient federated averaging.
 
+    The server stores the latest update of each device, and moves the model by the mean of them all
+    in each round, so that absent devices count too.
+
     Source: Gu, Huang, Zhang and Huang, "Fast federated learning in the presence of arbitrary device
     unavailability" (NeurIPS 2021, arXiv 2106.04159), Algorithm 1. The server moves the model w by
     the mean of the latest updates G_i of all devices: w <- w - eta (1/N) sum_i G_i, with the
     learning rate eta. G_i is (w_received - w_i) / eta_received: the model that device i received,
     minus its trained model w_i, divided by the learning rate of that training. The mean is over all
-    N devices, absent ones included, and not weighted by samples. The server waits for nobody: a
-    device that is absent counts with its last update. A round without any answer moves the model as
-    well.
+    N devices, absent ones included, and not weighted by samples. The server does not wait for an
+    absent device: its last update counts. A round without any answer moves the model as well.
 
     In the paper every device answers in the first round. Here the key ``unheard`` determines how
     devices without an answer count.
@@ -75,7 +77,11 @@ class MIFA(FedAvg[MIFAParams]):
     state: MIFAState
 
     async def aggregate(self) -> None:
-        """Store the received updates, and move the model by the mean of all stored updates."""
+        """Store the round's updates, and move the model by the mean of all devices' last updates.
+
+        Called at the end of a round, also if no update has arrived. Before the first update the
+        model is unchanged.
+        """
         state = self.state
         mix = self.server.models.mix
         lr = self.setting.lr_in(state.round)

@@ -31,9 +31,9 @@ class MOONParams(AggregatingParams):
 class MOONClient(OwnModelClient[MOONParams]):
     """Client that trains with MOON's contrastive loss, and sends the result.
 
-    The loss pulls the trained model's representation of each sample towards the received model's
-    representation of it, and pushes it away from the representation by the client's last model,
-    which the client stores.
+    The loss pulls the trained model's representation of each sample towards the representation of
+    this sample by the received model, and pushes it away from the representation by the client's
+    last model. The client stores its last model.
     """
 
     def __init__(self, params: MOONParams, setting: RunInfo) -> None:
@@ -66,6 +66,9 @@ class MOONClient(OwnModelClient[MOONParams]):
 
 class MOON(FedAvg[MOONParams]):
     """Model-contrastive federated learning.
+
+    It is FedAvg with a contrastive loss, which holds the representations of the model in training
+    near the representations of the received model.
 
     Source: Li, He and Song, "Model-contrastive federated learning" (CVPR 2021), Algorithm 1 and Eq.
     3 (numbers from memory). The loss of each sample gets the contrastive term mu times -log(e^(s /

@@ -142,12 +142,12 @@ def signature(
     Args:
         x: the client's training samples, [n, ...].
         y: label of each sample, [n].
-        vectors: p, the wanted count of vectors.
-        by_class: whether there are p vectors of each class, instead of all data.
+        vectors: p, the wanted count of vectors; fewer if a matrix has fewer samples or features.
+        by_class: whether p vectors are computed of each class's samples; otherwise of all samples.
 
     Returns:
-        The left singular vectors of each class, one after the other, flat, float32 [vectors *
-        features].
+        The leading left singular vectors, class by class, one vector after the other, flat, float32
+        [count of vectors * features].
     """
     rows = x.reshape(len(x), -1)
     matrices = [rows]
@@ -179,6 +179,9 @@ class PACFLState(GroupedState):
 class PACFL(Grouped[PACFLParams]):
     """Clustered federated learning by principal angles between client data subspaces.
 
+    Clients are clustered once, before the first round, by the angles between singular vectors of
+    their data.
+
     Source: Vahidian et al., "Efficient distribution similarity identification in clustered
     federated learning via principal angles between client data subspaces" (AAAI 2023), Algorithm 1.
 
@@ -197,12 +200,12 @@ class PACFL(Grouped[PACFLParams]):
 
     Checked against the published code (github.com/MMorafah/PACFL): vectors by class and the
     smallest angle of two vectors, 3 vectors, 10 local epochs, average linkage, means weighted by
-    samples. Its threshold is 4.9 degrees for CIFAR-10 with two labels a client and 9.88 for
-    CIFAR-100 with 20. It differs from here in three ways: its average linkage is the mean of the
-    two merged clusters whatever their sizes; its cosines keep the arbitrary signs of singular
-    vectors; and its clients that are not seen in training are clustered with all others, before the
-    first round. Not checked against the paper's text: the numbers of its algorithm and equations,
-    and its settings.
+    samples. The threshold in that code is 4.9 degrees for CIFAR-10 with two labels a client, and
+    9.88 for CIFAR-100 with 20. The code differs from this class in three ways. Its average linkage
+    is the mean of the two merged clusters whatever their sizes. Its cosines keep the arbitrary
+    signs of singular vectors. Its clients that are not seen in training are clustered with all
+    other clients, before the first round. Not checked against the paper's text: the numbers of its
+    algorithm and equations, and its settings.
 
     With ``learning = "off"`` there are no angles: all clients are in one cluster.
     """

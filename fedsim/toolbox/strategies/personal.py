@@ -12,10 +12,11 @@ from fedsim.strategies.synchronous import SynchronousClient
 class OwnModelClient(SynchronousClient[S]):
     """Base of clients with a personal model, which stays on the device.
 
-    Its answers have that model in the header ``own``, where the evaluation reads it. The header
-    costs no bytes.
+    The client's answers have the personal model in the header ``own``, where the evaluation reads
+    it. The header costs no bytes.
 
-    Entries of a device's state: ``model``, the personal model.
+    Entries of a device's state: ``model``, the personal model; absent until the device has first
+    answered.
     """
 
     def last(self, device: Device) -> Ref:

@@ -61,7 +61,7 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
     """
 
     def local_model(self, received: Ref, rounds: int) -> PreviousResult:
-        """Return the local model w_r after r local rounds, as a combination of models.
+        """Return the local model w_r after r local rounds, as a linear combination of models.
 
         w_r is (1 - s) w_(r-1) + s theta_(r-1) with s = eta lambda, which is (1 - s)^r w_0 + the sum
         over i < r of s (1 - s)^(r-1-i) theta_i. Here w_0 is ``received``, and theta_i is the
@@ -70,6 +70,10 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         Args:
             received: the model that the client has received.
             rounds: r, the count of local rounds.
+
+        Returns:
+            Pairs of a model and its coefficient; the index i stands for the model theta_i, which is
+            not computed yet.
         """
         step = self.params.eta * self.params.lam
         theta_factors = [(1.0 - step) ** (rounds - 1 - index) * step for index in range(rounds)]
@@ -80,8 +84,8 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         """Return R trainings of the personal model, each of K steps on one batch.
 
         The loss is loss(batch) + lambda / 2 ||theta - w_r||^2, with the personal model theta and
-        the local model w_r. The first training begins at the received model, each later one at the
-        result of the one before.
+        the local model w_r. The first training begins at the received model, each later training at
+        the result of the training before.
         """
         params = self.params
         received = instruction["model"]
@@ -120,6 +124,9 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
 
 class PFedMe(Personal[PFedMeParams]):
     """Personalised federated learning with Moreau envelopes.
+
+    Each client trains a personal model, which is pulled to a local model; the server averages the
+    local models.
 
     Source: T Dinh, Tran and Nguyen, "Personalized federated learning with Moreau envelopes"
     (NeurIPS 2020), Algorithm 1. A client that has received the model w makes R local rounds r, with

@@ -72,7 +72,8 @@ def fair_weights(
         lipschitz: L, an estimate of the Lipschitz constant of the gradient.
 
     Returns:
-        The factors, float64 [K], of sum 1 at most; all 0 if all losses are 0 and q > 0.
+        The factor of each client, float64 [K]. The factors sum to at most 1; all are 0 if all
+        losses are 0 and q > 0.
 
     Example:
         >>> import numpy as np

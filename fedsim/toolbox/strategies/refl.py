@@ -89,15 +89,15 @@ def stale_weights(
     A stale update is from a client that began in an earlier round (section 4.2). Its weight is (1 -
     beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale). Lambda = ||f - (s + n f) / (n
     + 1)||^2 / ||f||^2 is the relative distance by which a stale update s moves the mean f of n
-    fresh updates. Lambda_max is the largest Lambda of the round. Without f the weight is 1 / (tau +
-    1).
+    fresh updates. Lambda_max is the largest Lambda of the round. If there is no f, or if f is 0,
+    the weight is 1 / (tau + 1).
 
     Args:
         staleness: tau of each stale update, the count of rounds since its training began.
         beta: weight of the term by deviation; the term by staleness has the weight 1 - beta.
         fresh: f, as difference from the model of the round, float64 [d]; None if there are no fresh
             updates.
-        stale: s of each stale update, as difference from the model with which it began, [d].
+        stale: s of each stale update, as difference from the model from which it was trained, [d].
         count: n, the count of fresh updates.
         scale: divisor of the exponential; 1 in the paper.
 
@@ -142,19 +142,22 @@ class REFLState(FedAvgState):
 class REFL(FedAvg[REFLParams]):
     """Resource-efficient federated learning.
 
+    Updates that arrive after their round are used in a later round, with a weight by their
+    staleness and their distance from the other updates.
+
     Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023), its
     staleness-aware aggregation (section 4.2), and by default its participant selection
     (``least-available``); without the adaptive number of participants.
 
     Messages are as in FedAvg, the model down and the update up (d parameters each). A round closes
     at its deadline, or with ``over_selection`` after K updates. Clients that have not finished by
-    then go on, and their updates go into the round in which they arrive. Such a stale update moves
-    the present model by its difference from the model with which it began. Its weight falls with
-    its age tau, the number of rounds since it began, and grows with its distance from the fresh
-    updates (``stale_weights``); a fresh update has weight 1. All weights are then scaled to sum to
-    1. In runs without learning, updates cannot be compared, and a stale update has weight 1 / (tau
-    + 1). In the record of a round ``valid`` counts the updates in time, and ``disconnected`` the
-    clients that were lost before it closed.
+    then go on, and their updates count in the round in which they arrive. Such a stale update moves
+    the present model by its difference from the model from which it was trained. Its weight falls
+    with its age tau, the number of rounds since its training began, and grows with its distance
+    from the fresh updates (``stale_weights``); a fresh update has weight 1. All weights are then
+    scaled to sum to 1. In runs without learning, updates cannot be compared, and a stale update has
+    weight 1 / (tau + 1). In the record of a round ``valid`` counts the updates in time, and
+    ``disconnected`` the clients that were lost before the round closed.
     """
 
     Params = REFLParams
@@ -184,7 +187,11 @@ class REFL(FedAvg[REFLParams]):
             self.state.stale.append(self.entry(message) | {"round": message.round})
 
     async def aggregate(self) -> None:
-        """Aggregate the fresh updates, and the stale ones as changes of the present model."""
+        """Set the next model by the fresh updates of the round and the stale updates.
+
+        A stale update was trained in an earlier round and has arrived in this one. It is aggregated
+        as the present model plus the update's change of the model from which it was trained.
+        """
         state = self.state
         model = state.model
         fresh = state.received
@@ -209,12 +216,13 @@ class REFL(FedAvg[REFLParams]):
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """Return the weight of each update in the next model; weights sum to 1.
 
-        A fresh update has its weight by ``aggregation``. A stale update has this weight times a
-        factor that ``aggregate`` has computed, by default from the update's staleness and its
-        distance to the fresh updates. If all weights are 0, the factors are left out.
+        Each update has its weight by ``aggregation``. The weight of a stale update, which arrived
+        after its round, is multiplied by a factor that ``aggregate`` has computed, by default from
+        the update's staleness and its distance from the fresh updates. Then all weights are scaled
+        to sum to 1. If all of them would be 0, the factors are left out.
 
         Args:
-            entries: one dict per update. ``entries[i]["counts"]`` is the factor of a stale update.
+            entries: the updates of the round; the entry ``counts`` of a stale update is its factor.
         """
         plain_weights = super().weights(entries)
         weights = list[float]()
@@ -229,7 +237,8 @@ class REFL(FedAvg[REFLParams]):
     ) -> list[float]:
         """Return the weight of each stale update, relative to 1 for a fresh update.
 
-        Without fresh updates, and in runs without learning, it depends on the staleness alone.
+        With ``stale_weights = "equal"`` it is 1. Otherwise it depends on the update's staleness
+        and, in runs with learning and with fresh updates, on its distance from the fresh updates.
         """
         params = self.params
         models = self.server.models

@@ -35,8 +35,8 @@ def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequenc
     """Compute the class imbalance I_C of each cluster from its devices' imbalances (RFedAvg).
 
     I_C is the largest imbalance I_k of a member, minus the samples of all other members (steps 1
-    and 2 after Eq. 17). I_C is at least 1 sample, as it could become negative if I_k is computed
-    from a device's own sample count.
+    and 2 after Eq. 17). A smaller difference than 1 sample, even negative if I_k is computed from a
+    device's own sample count, is replaced by 1.
 
     Args:
         imbalance: I_k of each device, how unequal its class counts are (samples), float64 [n].

@@ -95,7 +95,10 @@ class RFedAvgParams(SynchronousParams):
 
     @property
     def uses_total(self) -> bool:
-        """Whether clients must know the sample count of all devices, for their class imbalance."""
+        """Whether clients receive the sample count of all devices, for their class imbalance.
+
+        It is true with ``weights = "rfedavg"`` and ``imbalance = "global"``.
+        """
         return self.weights == "rfedavg" and self.imbalance == "global"
 
     @property
@@ -184,9 +187,10 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     its data, and sends its model (d), with its samples D_k, its class imbalance I_k and its loss
     F_k (a scalar each, if used). The server clusters the gradients. A cluster's model is the mean
     of its clients' models, weighted by samples (Eq. 4). The new model is the sum of p_n times the
-    clusters' models, the gradient step of Eq. 5; p_n is larger for a cluster whose classes are
-    balanced. The threshold of CCS, the cosine from which on gradients are alike (Eq. 7), falls with
-    the mean of the reported losses; the first mean is l_0.
+    clusters' models, the gradient step of Eq. 5. The weight p_n of cluster n is larger if its
+    classes are balanced. A cluster of CCS has the gradients whose cosine with one of them is at
+    least a threshold (Eq. 7), which falls with the mean of the reported losses; the first mean is
+    l_0.
 
     I_k needs D, the samples of all devices: each device reports its size once it is available (a
     scalar, ``size-report``), and is not drawn before. D is the sum of the last reported sizes, and
@@ -267,7 +271,14 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return int(samples)
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """Store a reported sample count, or the report and the update of a client of the round."""
+        """Store a device's reported sample count, or the report and the update of a training.
+
+        When the last device that was asked for its sample count before the first round has
+        answered, the first round is opened.
+
+        Args:
+            message: the ended task, which is either a report of the sample count or a training.
+        """
         state = self.state
         device = message.device
         if state.reporting.get(device) == message.task:

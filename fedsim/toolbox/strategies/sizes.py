@@ -104,7 +104,8 @@ def places_within(
     """Return the ranges of a flat global model that hold a smaller model.
 
     The smaller model is the leading part of each tensor. In runs without learning only the count of
-    parameters matters. The result is then one range, in place of a range for each row of a matrix.
+    parameters matters, and the result is one range of this length, in place of a range for each row
+    of a matrix.
 
     Args:
         setting: information about the run, with the tensors of the global model.
@@ -227,7 +228,9 @@ class CutModels(FedAvg[CutParams]):
         await super().on_start()
 
     def size_of(self, device: int) -> float:
-        """Return the size of a device's model in the present round, as in the key ``sizes``.
+        """Return the size of a device's model in the present round, such as a width or a rank.
+
+        It is one of the values of the key ``sizes``: the size of the device's kind, or a draw.
 
         Args:
             device: ID of the device.

@@ -46,13 +46,13 @@ class Tiered(Strategy[P]):
     """Base of strategies that assign each device to a tier, by its data size or its latency.
 
     The first task of a device measures it: the device reports its count of samples, or does a whole
-    training. When all reachable devices are measured, the subclass's ``make_tiers`` is called with
-    the IDs of the measured devices. It sets ``cuts``, the borders of the tiers, assigns these
-    devices to their tiers (``_assign_tiers``), and starts the training. Devices that are measured
-    later are assigned to the existing tiers.
+    training, whose duration is the latency. Devices that are measured later than the first ones are
+    assigned to the existing tiers.
 
-    The subclass also implements ``tiers_of``, a function of measured devices that returns the tier
-    index of each.
+    A subclass implements two methods. ``make_tiers`` is called with the IDs of the measured devices
+    when all reachable devices are measured. It sets ``state.cuts``, the borders of the tiers,
+    assigns these devices to their tiers (``_assign_tiers``), and starts the training. ``tiers_of``
+    returns the tier index of each of several measured devices.
     """
 
     state: TieredState

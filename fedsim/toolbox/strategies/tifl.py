@@ -178,14 +178,16 @@ class TiFLState(TieredState, FedAvgState):
 class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     """Tier-based federated learning.
 
+    Devices are divided into tiers by data size or latency, and each round asks clients of one tier.
+
     Source: Chai et al., "TiFL: A tier-based federated learning system" (HPDC 2020), Algorithms 1
     and 2; tiers by data size as in CATA-Fed's comparison (Jeong and Kim 2022, section 5.3).
 
-    A tier is a set of devices of similar data size or latency. First every reachable device reports
-    its size (a scalar), or does a training whose latency is measured (down and up d parameters).
-    Tiers are bins of equal width of the sizes or latencies, and do not change; later devices are
-    put into them. A round draws a tier with an available member, then K of its members uniformly
-    (all if there are fewer), and goes on as a round of FedAvg.
+    First every reachable device reports its size (a scalar), or does a training whose latency is
+    measured (down and up d parameters). Tiers are bins of equal width of the sizes or latencies,
+    and do not change; later devices are put into them. A round draws a tier with an available
+    member, then K of its members uniformly (all if there are fewer), and goes on as a round of
+    FedAvg.
 
     With credits, a number of rounds for each tier, the model goes to five clients of each tier
     every I rounds (d parameters), which report its accuracy (a scalar). The tiers' probabilities
@@ -235,9 +237,12 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         return tiers
 
     def make_tiers(self, devices: list[int]) -> None:
-        """Divide devices into tiers of equal width, and open the first round.
+        """Divide devices into tiers, bins of equal width of data size or latency; open round 0.
 
-        The run is stopped if there is no device, and none can come.
+        Without devices the server waits for one; if none can come, the run is stopped.
+
+        Args:
+            devices: IDs of the devices whose size or latency is known.
         """
         state = self.state
         server = self.server
@@ -252,10 +257,10 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:
-        """Draw a tier of devices, and select clients of it.
+        """Draw a tier of devices, and select clients of this tier for the round.
 
-        If the tier has no available member, another tier is drawn. The drawn tier loses a credit,
-        and is recorded among the run's events as ``tier``.
+        If the tier has no available member, another tier is drawn. The drawn tier loses a credit, a
+        round in which it can still be drawn, and is recorded among the run's events as ``tier``.
 
         Returns:
             The device IDs; empty if no tier has an available member.
