@@ -80,9 +80,9 @@ T = TypeVar("T")
 class PeerHalf(Generic[P]):
     """Base of a strategy's code on devices, for strategies without a server.
 
-    Its methods react to events of a device, such as a finished training or a received message. One
-    object serves all devices, so it must not store anything about a device; the dict
-    ``device.state`` does. The methods are called only while the device is available.
+    Its methods react to events of a device, such as a finished training or a received message, and
+    are called only while the device is available. One object serves all devices. What it must
+    remember of a device is therefore stored in the dict ``device.state``, not in the object.
 
     Entries of a device's state: ``model``, the device's model; ``round``, the count of rounds that
     the device has finished.
@@ -110,7 +110,7 @@ class PeerHalf(Generic[P]):
         return cached
 
     def why_not_more(self, planned: int, finished: int) -> str | None:
-        """Return why a resumed run cannot continue beyond its planned count of rounds.
+        """Return the reason why a finished run cannot be continued with more rounds than planned.
 
         Args:
             planned: count of rounds that the run was planned with.
@@ -122,7 +122,7 @@ class PeerHalf(Generic[P]):
         return None
 
     def on_start(self, device: Peer) -> None:
-        """Hook when a device takes part for the first time.
+        """Hook when a device takes part for the first time, such as to start its first training.
 
         ``device.state["model"]`` is its initial model.
 
@@ -136,7 +136,7 @@ class PeerHalf(Generic[P]):
 
         Args:
             device: the device that has trained.
-            update: the trained model; None if the training has no result.
+            update: the trained model; None if the task ended without one.
         """
         raise NotImplementedError
 
@@ -194,9 +194,9 @@ class PeerHalf(Generic[P]):
 
 
 class PeerClient(Client[PeerParams]):
-    """Client of a strategy without a server: it trains, and passes the update to ``on_trained``.
+    """Client of a strategy without a server: it trains the device's model, and sends no bytes.
 
-    The update stays on the device, so that no bytes are sent.
+    The update stays on the device; the strategy's method ``PeerHalf.on_trained`` receives it.
     """
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
@@ -236,11 +236,11 @@ class PeersState(State):
 class Peers(Strategy[P]):
     """Base of strategies without a server, in which devices send models to each other.
 
-    A subclass sets ``Half``, the class whose methods react to a device's events. This base calls
-    them, and closes a round of the run when all available devices have finished it. The score of a
-    run is the mean accuracy of the devices, each with its own model on its own test samples. The
-    table of rounds also has the columns ``mean_accuracy`` and ``consensus``, the root mean square
-    distance of the devices' models from their mean.
+    A subclass sets ``Half``, a subclass of ``PeerHalf`` whose methods react to a device's events.
+    This base calls these methods, and closes a round of the run when all available devices have
+    finished it. The score of a run is the mean accuracy of the devices, each with its own model on
+    its own test samples. The table of rounds also has the columns ``mean_accuracy`` and
+    ``consensus``, the root mean square distance of the devices' models from their mean.
     """
 
     Client = PeerClient

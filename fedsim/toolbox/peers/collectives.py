@@ -30,9 +30,9 @@ class AllReducePlan(NamedTuple):
     """Plan of an all-reduce, which sums a vector over all nodes and gives each node the sum.
 
     Attributes:
-        steps_by_rank: the steps of each node, in order, by rank (node number). The last node may be
-            a server.
-        message_share: part of the vector that each message carries, 0 to 1.
+        steps_by_rank: for each rank (node number) the steps of the node, in order. With the kind
+            ``server`` the last entry has the steps of the server.
+        message_share: share of the vector's bytes that each message has, 0 to 1.
     """
 
     steps_by_rank: tuple[tuple[CollectiveStep, ...], ...]
@@ -146,10 +146,11 @@ class AllReduce:
         nodes: endpoints of the network, such as device IDs; a node's rank is its position here.
         size: bytes of the vector that each node holds (``"100 MB"``).
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
-        pieces: parts of the vector, each a separate all-reduce. A pair of nodes sends its messages
-            one after the other, so that one part's delay passes while the next part is sent.
+        pieces: count of equal parts of the vector, each summed by a separate all-reduce. The
+            messages from one node to another are sent one after the other, and the delay of a
+            message passes while earlier messages are sent.
         connections: count of parallel transfers into which each message is divided. On a link that
-            other messages use too, the message gets this count of equal shares.
+            other messages use too, the message gets this count of equal shares of the bandwidth.
 
     Example:
         >>> import fedsim

@@ -32,9 +32,10 @@ class DiLoCoParams(PeerParams):
         outer_momentum: factor of the outer Nesterov momentum; 0: no momentum.
         fragments: number of equal parts into which the model is divided. Each synchronisation
             averages one of them, in turn.
-        overlap: whether devices train during an all-reduce, and when they use its result. ``true``:
-            at the next synchronisation. A number of SGD steps, at most ``local_steps``: after this
-            number of steps, at which a device waits if the all-reduce has not ended.
+        overlap: whether devices train during an all-reduce, and when they use its result.
+            ``false``: they wait for its end. ``true``: they train, and use the result at the next
+            synchronisation. A number of SGD steps, at most ``local_steps``: they train, and use the
+            result after this number of steps; if the all-reduce has not ended then, they wait.
         mixing: weight of a device's own values in their weighted mean with the all-reduce's result,
             if the device has trained during the all-reduce.
     """
@@ -65,9 +66,9 @@ class DiLoCoParams(PeerParams):
     def early_steps(self) -> int | None:
         """Count of SGD steps after which a device uses the result of the last all-reduce.
 
-        It is the key ``overlap`` if this is a number below ``local_steps``. It is None in two
-        cases. With ``overlap = false`` the result is used at the end of the all-reduce. With
-        ``true``, or with ``local_steps`` as the number, it is used at the next synchronisation.
+        It is the key ``overlap`` if this is a number that differs from ``local_steps``. Otherwise
+        it is None: with ``overlap = false`` the result is used at the end of the all-reduce, with
+        ``true``, or with a number equal to ``local_steps``, at the next synchronisation.
         """
         if isinstance(self.overlap, bool) or self.overlap == self.local_steps:
             return None
@@ -119,9 +120,9 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     """DiLoCo's code on devices: train, average the changes of all devices, make an outer step.
 
     An all-reduce among the devices averages one fragment, a range of the model's weights. A device
-    takes part in one all-reduce at a time. A message has the size of a partial sum, but in its
-    header it carries the single changes in this sum, so that all devices add them up in the same
-    order and get the same result to the bit.
+    takes part in one all-reduce at a time. A message costs the bytes of a partial sum. Its header,
+    which costs no bytes, has the single changes in this sum, so that all devices add them up in the
+    same order and get the same result to the bit.
 
     Entries of a device's state:
 
@@ -361,7 +362,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
 
 
 class DiLoCo(Peers[DiLoCoParams]):
-    """DiLoCo: many local steps, then an outer Nesterov step along the mean change.
+    """DiLoCo: devices make many local steps, then an outer Nesterov step along their mean change.
 
     Source: Douillard et al. 2023 (DiLoCo), Algorithm 1; with fragments and ``overlap`` Douillard et
     al. 2025 (Streaming DiLoCo). The inner optimiser is SGD; the papers have AdamW.

@@ -63,9 +63,10 @@ class GraphHalf(PeerHalf[G]):
 class RoundHalf(PeerHalf[R]):
     """Base of a strategy's code on devices, for strategies without a server that have rounds.
 
-    In a round a device trains, sends its model to some devices, receives the models of others (its
-    senders), and averages the received models with its own. A device is at most one round ahead of
-    its senders. After an absence it joins the latest round.
+    In a round a device trains, sends its model to some devices (its receivers), receives the models
+    of some devices (its senders), and averages them with its model. A device is at most one round
+    ahead of its senders. After an absence it joins the latest round. Subclasses implement
+    ``receivers``, ``senders`` and ``weight``.
 
     Entries of a device's state: ``trained``, whether the device has trained in the round;
     ``update``, the trained model; ``sent``, the model that the device sends; ``inbox``, round ->
@@ -96,7 +97,7 @@ class RoundHalf(PeerHalf[R]):
         raise NotImplementedError
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """Return the weight of a sender's model in a device's average.
+        """Return the weight of a sender's model in the average that a device computes.
 
         The weight of the device's own model is 1 minus the weights of all received models.
 
@@ -104,7 +105,7 @@ class RoundHalf(PeerHalf[R]):
             device: the device that averages.
             number: index of the round.
             sender: ID of the sender.
-            received: count of models that the device has received.
+            received: count of models that the device has received in the round.
         """
         raise NotImplementedError
 
@@ -267,6 +268,12 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
 
         It is 1 / (1 + the larger of the two devices' counts of neighbours). The matrix of all
         weights is doubly stochastic.
+
+        Args:
+            device: the device that averages.
+            number: index of the round.
+            sender: ID of the neighbour.
+            received: not used.
         """
         neighbours = self.neighbours(device, number)
         return 1.0 / (1.0 + max(len(neighbours[device.number]), len(neighbours[sender])))
@@ -351,6 +358,10 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         """Return the IDs of the devices that have drawn this device as a receiver in a round.
 
         A device knows its senders because all draws come from a common seed, as in EL-Oracle.
+
+        Args:
+            device: the receiver.
+            number: index of the round.
         """
         _, senders = self._draw_partners(device, number)
         return senders[device.number]
@@ -399,9 +410,14 @@ class GossipHalf(GraphHalf[GossipParams]):
     on_return = on_start
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Add the change by a training to the device's model, and send it to a random neighbour.
+        """Add the change by a training to the device's model, and send this to a random neighbour.
 
-        If the device has no neighbours, its next training starts at once.
+        The device then waits for the neighbour's model, at most until ``deadline``. If it has no
+        neighbours, its next training starts at once.
+
+        Args:
+            device: the device that has trained.
+            update: the trained model; None if the training has no result.
         """
         state = device.state
         model = state["model"]  # averages with neighbours may have changed it during the training

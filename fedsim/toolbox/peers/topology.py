@@ -39,8 +39,9 @@ class Topology(Spec):
     """Graph of a strategy without a server: each device sends only to its neighbours in the graph.
 
     Attributes:
-        kind: ``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of
-            undirected graphs in networkx by its name, such as ``complete``, ``star``,
+        kind: ``ring``; ``random-regular``, with the parameter ``d``, the number of neighbours;
+            ``torus``, with the parameters ``m`` and ``n``, the side lengths; or the name of a
+            generator of undirected graphs in networkx, such as ``complete``, ``star``,
             ``erdos_renyi`` or ``hypercube``.
         parameters: arguments of the generator by name, without the number of nodes, which is the
             number of devices.
