@@ -22,8 +22,8 @@ from fedsim.toolbox.selection import available_devices
 class BySpeed(Selection):
     """Base of selections that ask candidates for their speed before they choose among them.
 
-    Each candidate, a device that the server may select for a round, reports three durations (s) in
-    12 bytes: to receive a model, to train for a round, and to send a model.
+    A candidate is a device that the server may select for a round. It reports three durations (s)
+    in 12 bytes: to receive a model, to train for a round, and to send a model.
     """
 
     def question(self, models: Sequence[Ref]) -> Contents:
@@ -75,10 +75,11 @@ class FedCS(BySpeed):
         return self.greedy(count, times)
 
     def greedy(self, count: int, times: Mapping[int, tuple[float, float, float]]) -> list[int]:
-        """Select the devices with which a round is predicted to end within ``self.time`` seconds.
+        """Select devices with which a round is predicted to end within ``self.time`` seconds.
 
-        The device that lengthens the round least is added first. The prediction lets all devices
-        download and train at the same time, and send their updates one after another.
+        Step by step the candidate that lengthens the predicted round least is added, unless the
+        round would then be too long. In the prediction all devices download and train at the same
+        time, and send their updates one after another.
 
         Args:
             count: maximum count of devices.
@@ -113,8 +114,8 @@ class FLANPState(State):
         times: Device ID -> duration of a round (s) on each device that has reported its times.
         stage: n, the count of clients in the present stage; None before the first selection.
         round: Index of the open round, from 0.
-        room: For each call of ``select`` whose queries are not answered yet, how many of the
-            queried devices will be added to the cohort.
+        room: For each call of ``select`` that asks devices for their durations, until they have
+            answered: how many of these devices join the round.
     """
 
     times: dict[int, float] = field(default_factory=dict)
@@ -180,7 +181,22 @@ class FLANP(BySpeed):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
-        """Return the fastest devices of the stage, then all that have not reported durations."""
+        """Return the fastest devices, then all devices that have not reported their durations.
+
+        Only available devices are returned. The fastest devices, as many as the stage has clients
+        but at most ``count``, join the round. The other devices are asked for their durations, and
+        ``choose`` adds the fastest of them if the stage lacks clients.
+
+        Args:
+            server: the run's server.
+            state: the selection's memory, with the reported durations.
+            count: largest count of clients.
+            ids: the index of the round, and further numbers if a round selects several times.
+            among: IDs of the devices to select from; None: all devices.
+
+        Returns:
+            Device IDs.
+        """
         state.round = ids[0]
         if state.stage is None:
             state.stage = self.first
@@ -209,7 +225,18 @@ class FLANP(BySpeed):
     async def on_round_end(
         self, server: Server, state: FLANPState, received: Updates, models: ModelAssignment
     ) -> None:
-        """Double the clients of the stage if the gradient of their loss is small enough."""
+        """Begin the next stage, with twice the clients, if the gradient of the loss is small.
+
+        Called after a round. The stage ends if the squared norm of the gradient, estimated from the
+        round's updates, times the samples of their clients is at most ``self.accuracy``. In runs
+        without learning it ends after each round. Without any update nothing changes.
+
+        Args:
+            server: the run's server.
+            state: the selection's memory, with the stage's count of clients.
+            received: the updates of the round.
+            models: not used.
+        """
         clients = state.stage
         # None until the strategy calls ``select``; some strategies select the first clients
         # themselves

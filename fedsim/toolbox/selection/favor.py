@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class AgentSizes(TypedDict):
-    """Layer sizes of FAVOR's agent, a perceptron that maps a state to a value for each device.
+    """Layer sizes of FAVOR's agent, a perceptron that maps a state to a Q-value for each device.
 
-    A value is the worth of selecting the device.
+    The Q-value estimates the reward of selecting the device.
 
     Attributes:
         inputs: count of input units, the length of a state.
@@ -149,7 +149,13 @@ class FAVOR(Selection):
         return True
 
     def epsilon(self, number: int) -> float:
-        """Return epsilon, the share of clients drawn at random, in round ``number`` (from 0)."""
+        """Return epsilon, the probability with which a client is drawn at random.
+
+        It falls from round to round, from ``exploration`` to ``least_exploration``.
+
+        Args:
+            number: index of the round, from 0.
+        """
         least = min(self.least_exploration, self.exploration)
         return max(self.exploration * self.decay**number, least)
 
@@ -163,7 +169,23 @@ class FAVOR(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
-        """Return the best profiled devices, then all available devices without a profile."""
+        """Return profiled devices with high Q-values, then all devices that are not profiled.
+
+        A device is profiled if the server knows a model that it has trained. At most ``count``
+        profiled devices are returned, some of them drawn at random; they join the round. The other
+        devices are profiled first, and ``choose`` selects among them. Only available devices are
+        returned.
+
+        Args:
+            server: the run's server.
+            state: the selection's memory, with models and Q-values.
+            count: largest count of clients.
+            ids: the index of the round, and further numbers if a round selects several times.
+            among: IDs of the devices to select from; None: all devices.
+
+        Returns:
+            Device IDs.
+        """
         state.round = ids[0]
         # in random order, as some clients are drawn at random
         online = server.clients.sample(server.devices, "select", *ids, among=among)
@@ -220,7 +242,21 @@ class FAVOR(Selection):
     async def choose(
         self, server: Server, state: FAVORState, count: int, answers: Answers
     ) -> list[int]:
-        """Store the profiles of devices, and select clients among these devices."""
+        """Store the models of newly profiled devices, and select clients among these devices.
+
+        Called when the devices have answered, or at the end of ``patience``. The first answers
+        create the agent and the principal axes of the models. The clients are the devices with the
+        highest Q-values, and some drawn at random.
+
+        Args:
+            server: the run's server.
+            state: the selection's memory, which is changed.
+            count: largest count of clients.
+            answers: device ID -> the answer, with the model that the device has trained.
+
+        Returns:
+            IDs of the selected devices.
+        """
         for device, answer in answers.items():
             if state.first is None:
                 state.first = answer["profiled-from"]
@@ -236,7 +272,18 @@ class FAVOR(Selection):
     async def on_round_end(
         self, server: Server, state: FAVORState, received: Updates, models: ModelAssignment
     ) -> None:
-        """Store the round's actions with their reward in the memory, and train the agent."""
+        """Store the round's actions with their reward in the replay memory, and train the agent.
+
+        Called after a round. An action is the selection of a client. Nothing is done if no update
+        was received, before the agent exists, and in runs without learning.
+
+        Args:
+            server: the run's server, which tests the models.
+            state: the selection's memory, which is changed.
+            received: the updates of the round.
+            models: the new models by name, each with the IDs of the devices that it serves (None:
+                all).
+        """
         if state.axes is None or not received:
             return
         assert state.first is not None
@@ -544,7 +591,7 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
 
 @pure
 def along(models: list[Floats32]) -> Floats:
-    """Compute the coordinates of models along principal axes, as the state of FAVOR's agent.
+    """Compute the coordinates of models along principal axes, which FAVOR's agent observes.
 
     Args:
         models: first the array that ``principal_axes`` returns (the mean and the axes, concatenated

@@ -65,10 +65,10 @@ class Oort(Selection):
     """Clients with high loss and short tasks, and some that have never reported.
 
     Source: Lai et al., "Oort: efficient federated learning via guided participant selection" (OSDI
-    2021), Algorithm 1. The statistical utility U of a client is its samples times the root mean
-    square of their losses, here the mean loss of its last epoch, which it sends with its update (4
-    bytes). In round R the utility of a client that last reported in round L, and whose last task
-    took the time D, is
+    2021), Algorithm 1. The statistical utility U of a client is its sample count times the root
+    mean square of the samples' losses. In place of the latter this class uses the mean loss of the
+    client's last epoch, which the client sends with its update (4 bytes). In round R the utility of
+    a client that last reported in round L, and whose last task took the time D, is
 
         Util = (min(U, the ``clip`` quantile of all) + sqrt(0.1 ln R / L)) (T / D)^penalty,
 
@@ -79,7 +79,7 @@ class Oort(Selection):
     clients whose Util is at least ``cutoff`` U_k. The rest of the cohort has never reported: first
     clients that were never asked, at random, then clients whose tasks were late, the fastest first.
     epsilon is 0.9 in the first round, and falls by 2 % a round to ``least_exploration``. A client
-    that was asked ten times is asked again only if no other client is available.
+    that was asked ten times is asked again only if too few other clients are available.
 
     The pacer sets T. With ``pacer = "paper"``, T begins at ``pacer_step``. T grows by
     ``pacer_step`` in each round in which the last ``window`` rounds have less utility than the
@@ -89,9 +89,9 @@ class Oort(Selection):
     5 if they differ by at least five times the previous window's utility. At the 100th percentile
     no client is too slow.
 
-    The duration of a late task is used as the client's D, but is no report. Clients that the
-    strategy has asked without this selection, such as in FlexCFL's first rounds, are ignored. In
-    runs without learning all losses are 1. In strategies without rounds, R counts the draws of
+    The duration of a late task is used as the client's D, but is no report. Tasks of clients that
+    the strategy has asked without this selection, such as in FlexCFL's first rounds, are ignored.
+    In runs without learning all losses are 1. In strategies without rounds, R counts the draws of
     clients, and the pacer counts versions of the model instead of rounds.
 
     Attributes:
@@ -133,9 +133,22 @@ class Oort(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
-        """Return reporters by their utility, then newcomers, then clients that were asked often.
+        """Select clients that have reported a loss, by their utility, and some that have not.
 
-        Reporters have reported a training loss, and newcomers have not.
+        Of the clients without a report, clients that were never asked come first, at random; then
+        clients whose tasks were late, the fastest first. Clients that were asked ten times are
+        added only if too few other clients are available.
+
+        Args:
+            server: the run's server.
+            state: the selection's memory, with the clients' reports.
+            count: largest count of clients.
+            ids: the index of the round, in strategies without rounds of the draw; and further
+                numbers if a round selects several times.
+            among: IDs of the devices to select from; None: all devices.
+
+        Returns:
+            At most ``count`` device IDs.
         """
         state.round = ids[0] + 1  # ids[0] counts rounds from 0, Oort's R from 1
         often_asked = list[int]()
@@ -235,7 +248,17 @@ class Oort(Selection):
         return [reporters[index] for index in indices.tolist()]
 
     def on_task_end(self, server: Server, state: OortState, message: TaskEnd) -> None:
-        """Store the duration of a client's task, and its report for ``learn``."""
+        """Store the duration of a client's task, and the loss that the client has reported.
+
+        ``learn`` reads the loss later. A late task has only a duration: the time until its end, or
+        the client's longer last duration. A lost task, and a task that ``select`` has not caused,
+        changes nothing.
+
+        Args:
+            server: the run's server.
+            state: the selection's memory, which is changed.
+            message: the ended task.
+        """
         device = message.device
         if device not in state.begun:  # the strategy has asked it without this selection
             return
@@ -248,7 +271,17 @@ class Oort(Selection):
             state.reports[device] = (message["trained-on"], message["training-loss"])
 
     async def learn(self, server: Server, state: OortState) -> None:
-        """Compute the utilities of the round's reporters, and let the pacer adapt T to them."""
+        """Store the utility of each client that has reported a loss in the round, and adapt T.
+
+        Called after a round, or in strategies without rounds after a version of the model. A
+        client's utility is its samples times its loss, 0 if the loss is not finite. T, the
+        preferred duration of a task, is adapted to the sum of the utilities by ``paced`` or
+        ``percentile``.
+
+        Args:
+            server: the run's server.
+            state: the selection's memory, which is changed.
+        """
         reports = state.reports
         state.reports = {}
         harvest = 0.0
@@ -270,8 +303,11 @@ class Oort(Selection):
     def preferred(self, state: OortState) -> float:
         """Return T, the preferred duration of a client's task in the open round (s).
 
-        A client that took longer is less likely to be selected. T is infinite if no duration is
-        known.
+        A client that took longer is less likely to be selected. With ``pacer = "published-code"``
+        T is infinite if no client has reported yet, and at the 100th percentile.
+
+        Args:
+            state: the selection's memory, with the durations of the clients' tasks.
         """
         if self.pacer_step is not None:
             return self.pacer_step if state.preferred is None else state.preferred
