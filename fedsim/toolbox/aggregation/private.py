@@ -370,7 +370,20 @@ class Private(Aggregation):
         weights: Sequence[float],
         otherwise: Ref,
     ) -> Ref:
-        """Return the private mean; with ``adaptive``, the next bound is computed and stored too."""
+        """Return the next model: the present model plus the noisy mean of the clipped changes.
+
+        A change is an update minus the model from which it was trained. With ``adaptive`` the
+        clipping bound of the next round is computed too, and stored in ``state``. With ``local``
+        noise the clients have clipped their changes and added the noise, and the server takes the
+        plain mean.
+
+        Args:
+            server: the run's server.
+            state: state of the aggregation for this model, with the clipping bound.
+            entries: the updates of the round; at least one.
+            weights: not used, as all updates have equal weight.
+            otherwise: the present model.
+        """
         is_central = self.where == "central"
         client_changes = changes(server, entries)
         # this round uses the bound that the last round has adapted; the first round has none

@@ -29,7 +29,7 @@ class Robust(Aggregation):
     """Base of aggregations that tolerate malicious updates. All updates have equal weight.
 
     A subclass either sets ``function``, which computes the result from all finite updates, or
-    overrides ``weigh``, which selects updates; the result is then their mean.
+    overrides ``weigh``, which selects updates; the result is then the mean of the selected updates.
     """
 
     function: ClassVar[Function | None] = None
@@ -65,9 +65,9 @@ class Robust(Aggregation):
             updates: count of received updates.
 
         Returns:
-            ``bears``: the count of malicious updates that the result tolerates. It is only recorded
-            if it is smaller than planned, as few updates were received; otherwise the dict is
-            empty. By default 0 is recorded for one or two updates.
+            A dict with ``bears``, the count of malicious updates that the result tolerates, if so
+            few updates were received that this count is smaller than planned; else an empty dict.
+            By default the count is 0 for one or two updates, and the dict empty for more.
         """
         return {_TOLERATED: 0} if updates <= 2 else {}
 
@@ -157,10 +157,10 @@ class TrimmedMean(Robust):
     """The mean of each coordinate without its smallest and its largest values.
 
     Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option II.
-    Of n sorted values, ``share`` n are left out at either end, rounded down. A scenario is refused
-    if this is less than one value for all clients of a round. If so few updates arrive that it
-    would be less than one, one value is left out at either end. If only one or two updates arrive,
-    the result is their mean.
+    Of the n values of a coordinate, ``share`` n, rounded down, are left out at either end. If this
+    number is 0 for the planned count of clients of a round, the scenario is refused. If it is 0 in
+    a round, as few updates have arrived, one value is left out at either end. If only one or two
+    updates have arrived, the result is their mean.
 
     Attributes:
         share: beta, the share of the values that is left out at either end, 0 to below 0.5; 0: the
@@ -329,20 +329,21 @@ class Krum(_ByDistance):
     Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient
     descent" (NeurIPS 2017), section 4.
 
-    n is the count of received updates, and f = ``malicious`` the count of malicious ones that are
-    tolerated if n >= 2 f + 3. If fewer arrive in a round, or for a group, the model does not
-    change; the record ``aggregate`` of the run's events then has the count that n updates would
-    tolerate (``bears``).
+    n is the count of received updates, and f = ``malicious`` the count of malicious updates that
+    are tolerated, for which n must be at least 2 f + 3. If fewer updates arrive in a round, or for
+    a group, the model does not change; the field ``bears`` of the record ``aggregate`` then has the
+    count of malicious updates that n updates tolerate.
     """
 
     kind: Literal["krum"] = "krum"
 
 
 class MultiKrum(_ByDistance):
-    """The mean of the n - f updates with the best scores of ``Krum``, of n updates.
+    """The mean of the n - f updates with the best scores of ``Krum``, of n received updates.
 
-    An update's score is the sum of squared distances to its n - f - 2 nearest updates; a low one is
-    good. f is ``malicious``, the number of malicious updates to tolerate.
+    An update's score is the sum of squared distances to its n - f - 2 nearest updates; a low score
+    is good. f is ``malicious``, the number of malicious updates to tolerate. If n is below 2 f + 3,
+    the model does not change.
     """
 
     selects_one: ClassVar[bool] = False
