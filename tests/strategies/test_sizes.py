@@ -167,6 +167,12 @@ def test_widths_are_drawn_again_up_to_that_of_the_kind() -> None:
     ] == [3, 2, 1]
 
 
+def test_a_table_needs_a_size_for_each_kind() -> None:
+    table = {"kind": "heterofl", "clients_per_round": 3, "sizes": {"a": 1.0, "b": 0.5}}
+    with pytest.raises(fedsim.ScenarioError, match="no size for devices of the kind 'c'"):
+        played(world(DIGITS, 3, table, 1, model=MLP) | three_kinds())
+
+
 def three_kinds(**of_all: Any) -> dict[str, Any]:
     """One device each of a, b and c, which have less and less memory unless all have the same."""
     kinds = {
@@ -212,7 +218,7 @@ def test_models_of_tokens(kind: str) -> None:
             r"strategy\.sizes has a width of 2.*allowed are widths up to 1",
         ),
         ({"kind": "heterofl"}, ADAPTED, "with frozen tensors; allowed"),
-        ({"kind": "heterofl", "sizes": {"a": 0.5}}, MLP, "no size for devices of the kind 'none'"),
+        ({"kind": "heterofl", "sizes": {"none": 0.5}}, MLP, r"population\.device has no kinds"),
         (
             {"kind": "heterofl", "aggregation": "median"},
             MLP,

@@ -1,7 +1,7 @@
 """Base of strategies whose devices train a part of the model (HeteroFL, HetLoRA, FLoRA)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -191,10 +191,36 @@ class CutState(FedAvgState):
     """State on the server of a strategy whose devices train smaller models.
 
     Attributes:
-        zero: Model in which all parameters are 0.
+        zero: Model in which all parameters are 0; a device has its values for the parameters that
+            are not sent to it.
     """
 
     zero: Ref = field(init=False)
+
+
+def _check_kinds(sizes: Mapping[str, float], kinds: Sequence[str]) -> None:
+    """Check that a table of sizes has a size for each kind of device.
+
+    Args:
+        sizes: kind of device -> size of its model.
+        kinds: kinds of devices in the scenario; empty if devices have no kinds.
+
+    Raises:
+        ScenarioError: devices have no kinds, or a kind has no size.
+    """
+    if not kinds:
+        raise ScenarioError(
+            "strategy.sizes is a table with a size for each kind of device, and "
+            "population.device has no kinds; allowed is a list of sizes, of which each device "
+            "has one"
+        )
+    for kind in kinds:
+        if kind not in sizes:
+            raise ScenarioError(
+                "strategy.sizes has no size for devices of the kind "
+                f"{kind!r}{nearest(kind, sizes)}; allowed is one for each kind in "
+                "population.device, or a list of sizes, of which each device has one"
+            )
 
 
 class CutModels(FedAvg[CutParams]):
@@ -213,14 +239,8 @@ class CutModels(FedAvg[CutParams]):
 
     def __init__(self, params: CutParams, server: Server) -> None:
         super().__init__(params, server)
-        for kind in self.setting.kinds or ["none"]:  # without kinds no table has a size
-            if isinstance(params.sizes, dict) and kind not in params.sizes:
-                raise ScenarioError(
-                    "strategy.sizes has no size for devices of the kind "
-                    f"{kind!r}{nearest(kind, params.sizes)}; allowed is one "
-                    "for each kind in population.device, or a list of sizes, of which each "
-                    "device has one"
-                )
+        if isinstance(params.sizes, dict):
+            _check_kinds(params.sizes, self.setting.kinds)
         self._places = params.places(self.setting)
 
     async def on_start(self) -> None:
