@@ -261,12 +261,13 @@ class Private(Aggregation):
 
     The record of each round has the epsilon spent until then. It bounds how far the run can differ
     from a run in which the updates of one device are 0. It covers the aggregates alone, not other
-    contents of messages, such as a device's group or sample count. A round counts once for each
-    device, even if there are groups, or no updates. If all clients of a round are drawn uniformly
-    from available clients, each takes part with probability q, the share of clients that are drawn;
-    epsilon is then computed as for Poisson sampling, as in the paper, which approximates draws of
-    exactly K clients. In all other rounds, and with local noise, q is 1. Strategies that use
-    updates or losses before clipping refuse to compute epsilon.
+    contents of messages, such as a device's group or sample count. Each round counts as one release
+    of each device's update, also if there are several groups, or if no update has arrived. If all
+    clients of a round are drawn uniformly from the available clients, each takes part with
+    probability q, the share of clients that are drawn. Epsilon is then computed as for Poisson
+    sampling, as in the paper, which approximates draws of exactly K clients. In all other rounds,
+    and with local noise, q is 1. Strategies that use updates or losses before clipping refuse to
+    compute epsilon.
 
     Attributes:
         clip: C, the maximum L2 norm of a change; with ``adaptive`` the initial C.

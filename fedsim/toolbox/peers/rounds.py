@@ -22,7 +22,7 @@ class GraphParams(PeerParams):
     The keys of all strategies without a server are allowed too.
 
     Attributes:
-        topology: the devices' graph.
+        topology: the graph of neighbours; a ring by default.
     """
 
     topology: Topology = Topology()

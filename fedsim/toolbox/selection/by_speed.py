@@ -129,13 +129,15 @@ class FLANP(BySpeed):
 
     Source: Reisizadeh, Tziotis, Hassani, Mokhtari and Pedarsani, "Straggler-resilient federated
     learning" (2022), Algorithm 1 (implemented from memory, not from the paper's text). A stage is a
-    series of rounds with the same number n of clients. It ends when the squared norm of the
-    gradient of their loss, times the count of their samples, is at most ``accuracy`` (2 mu c in the
-    paper, whose statistical accuracy of n clients with s samples each is c / (n s)). The next stage
-    has 2 n clients, so that the model is nearly trained when slow clients join. The gradient is
-    estimated from the updates, as the mean, weighted by samples, of (received model - update) /
-    (learning rate x steps). For a single step without momentum the estimate is exact. Within a
-    stage the paper trains by FedGATE; here the strategy of the scenario trains.
+    series of rounds with the same number n of clients. The next stage has 2 n clients, so that the
+    model is nearly trained when slow clients join. Within a stage the paper trains by FedGATE; here
+    the strategy of the scenario trains.
+
+    A stage ends when the squared norm of the gradient of its clients' loss, times the count of
+    their samples, is at most ``accuracy``. This is 2 mu c in the paper, where n clients with s
+    samples each have the statistical accuracy c / (n s). The gradient is estimated from the updates
+    of a round, as the mean, weighted by samples, of (received model - update) / (learning rate x
+    steps). For a single step without momentum the estimate is exact.
 
     Each client reports its durations once (12 bytes; content ``resources``): to receive a model, to
     train, and to send a model. The clients of a stage are the n fastest available clients, at most

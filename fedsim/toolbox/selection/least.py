@@ -67,9 +67,9 @@ class LeastAvailable(Selection):
 
     Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023),
     section 4.1. In the paper a device forecasts whether it will be available one round later. Here
-    the server counts the share of rounds in which a device was available or carried out a task,
-    since the first such round of the device. Each selection examines every device, which takes
-    O(population) time.
+    the server computes the share of rounds in which a device was available or carried out a task,
+    since the first such round of the device, and selects the devices with the smallest shares. Each
+    selection examines every device, which takes O(population) time.
     """
 
     kind: Literal["least-available"] = "least-available"

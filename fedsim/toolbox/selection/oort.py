@@ -29,7 +29,7 @@ from fedsim.toolbox.selection import draw_weighted
 # percentile
 _FIRST_PERCENTILE = 30.0
 _PERCENTILE_STEP = 5.0
-_MOST_TASKS = 10  # a client that had so many is asked only if no other client is available
+_MOST_TASKS = 10  # a client with this count is asked only if too few other clients are available
 _NO_ANSWER = (0.0, 0, 0.0)  # utility U, last round L and duration D of a client without an answer
 
 
@@ -100,8 +100,9 @@ class Oort(Selection):
         penalty: alpha, the exponent of T / D.
         cutoff: c, as a share of U_k: clients with a lower Util are not drawn.
         clip: the quantile of all U to which larger U are reduced.
-        scale: ``unit``: the clipped U are first scaled to 0 to 1, as in the published code, so that
-            the bonus for a long absence has weight against them.
+        scale: ``plain``: the clipped U are used as they are. ``unit``: they are first scaled to the
+            range from 0 to 1, as in the published code, so that the bonus for a long absence has
+            weight against them.
     """
 
     kind: Literal["oort"] = "oort"
@@ -197,7 +198,7 @@ class Oort(Selection):
 
         With the symbols below, the utility is (min(U, the ``clip`` quantile of all U) + sqrt(0.1 ln
         R / L)) x (T / D)^penalty, with the last factor only if D > T. If ``scale`` is ``unit``, the
-        clipped U are first scaled to 0 to 1.
+        clipped U are first scaled to the range from 0 to 1.
 
         Args:
             entries: for each client the statistical utility U (samples x loss), the round L of its

@@ -14,10 +14,10 @@ from fedsim.toolbox.clustering.similarity import Matrix, length
 
 
 class Norms(NamedTuple):
-    """L2 norms of a cluster's updates, by which CFL decides whether to split the cluster.
+    """L2 norms of a cluster's mean update and of its longest update in a round of CFL.
 
-    A cluster is split if its mean update is short while some update is long. The norms are fields
-    of the run's events ``cluster-criteria`` and ``cluster-split``.
+    CFL splits a cluster if its mean update is short while its longest update is long. The norms are
+    fields of the run's events ``cluster-criteria`` and ``cluster-split``.
     """
 
     mean_norm: float

@@ -483,7 +483,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
             await self._end_cold_start_task(message)
             return
         if "update" in message.contents and message.task in state.open:
-            # a pre-trained device received them with its first group model
+            # the directions, if the device did not have them, came with the model that it trained
             state.has_directions[message.device] |= not self._joins_at_random
         await super().on_task_end(message)
 

@@ -27,8 +27,9 @@ DevicePair = tuple[int, int]
 class FPFCParams(SynchronousParams):
     """Keys of ``[strategy]`` for FPFC: constants of the penalty and of its minimisation.
 
-    The penalty draws the models of devices together; it is minimised by ADMM. ``SynchronousParams``
-    describes the keys of all strategies in rounds.
+    The penalty (SCAD) grows with the distance of each pair of devices' models, and so draws them
+    together. The losses plus the penalty are minimised by ADMM. ``SynchronousParams`` describes the
+    keys of all strategies in rounds.
 
     Attributes:
         lam: lambda, the strength of the penalty; 0: local training.
@@ -37,7 +38,7 @@ class FPFCParams(SynchronousParams):
         a: a of SCAD: models that are farther apart than the product of a and lambda are not
             penalised.
         xi: distance of two models below which the penalty is quadratic, so that it is smooth at 0.
-        nu: devices whose difference theta is at most this long are in one group.
+        nu: two devices are in one group if their penalised difference theta is at most this long.
         layers: distances are between whole models (``all``), or between their last layers
             (``last``, an option of the authors' code). With ``last`` the factor by which the
             penalty shrinks the difference of two models is computed for the last layer, and applied

@@ -598,7 +598,7 @@ class Migrating(Grouped[M]):
             return
         is_too_far = bool(contents["distance"] > contents["threshold"])
         measured: dict[str, float] = {}
-        if self.params.shift != "oracle":  # whose distance is always infinite
+        if self.params.shift != "oracle":  # with ``oracle`` the distance is always infinite
             measured = dict(contents)
         self.server.emit("shift-test", device=device, group=group, fired=is_too_far, **measured)
         if is_too_far:

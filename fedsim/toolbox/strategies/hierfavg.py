@@ -238,7 +238,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         }
         self.state.arrived.append(Update.of(entry))
         self.state.received += edge_round.last
-        edge_round.tasks = []  # no update is lost
+        edge_round.tasks = []  # the model contains them, so that no client's update is lost
 
     async def on_edge_lost(self, edge: int) -> None:
         if edge in self.state.edges:

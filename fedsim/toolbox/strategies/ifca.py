@@ -110,7 +110,8 @@ class IFCAState(GroupedState):
     """State of IFCA on the server: the groups' models, and each device's group.
 
     Attributes:
-        chosen_in: ID of the task in which each device last chose its group, -1 before the first.
+        chosen_in: ID of the task in which each device last chose its group, -1 before its first
+            choice. Choices of earlier tasks that arrive later are ignored.
     """
 
     chosen_in: list[int] = field(default_factory=list)

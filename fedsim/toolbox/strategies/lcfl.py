@@ -81,7 +81,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 return (Train(self._warm_up(device, instruction)),)
             case "exchange":
                 models = list(instruction["exchange"])
-                # its position among all compared devices, so that all report losses in one order
+                # its place among all compared models, as all devices report losses in one order
                 models.insert(instruction["place"], device.state["own"])
                 return (Evaluate(tuple(models)),)
             case "gradient" if self._keeps_gradient:
@@ -431,7 +431,8 @@ class LCFL(Grouped[LCFLParams]):
         positions, distance = await self.distances(devices)
         count = len(positions)
         method = "medoids" if isinstance(params.clusterer, KMedoids) else "linkage"
-        uses_losses = params.second_campaign == "exchange"  # then no models are compared
+        # distances by losses need no inner products of models
+        uses_losses = params.second_campaign == "exchange"
         length = 0 if uses_losses else self.setting.parameters
         charge_clustering(self.server, method, count, length, groups=groups)
         if count < groups:

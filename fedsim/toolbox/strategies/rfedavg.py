@@ -514,7 +514,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             state.loss = loss
             if state.first_loss is None:
                 state.first_loss = loss
-        if state.loss is None or state.first_loss is None:  # as at the beginning of the training
+        if state.loss is None or state.first_loss is None:
+            # no loss is known yet: the threshold is as at the beginning of the training
             return threshold(loss=0.0, first_loss=0.0, theta=theta)
         return threshold(state.loss, state.first_loss, self.params.least_loss, theta)
 
