@@ -410,10 +410,11 @@ class GossipHalf(GraphHalf[GossipParams]):
     on_return = on_start
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Add the change by a training to the device's model, and send this to a random neighbour.
+        """Add the change by a training to the device's model, and send it to a random neighbour.
 
-        The device then waits for the neighbour's model, at most until ``deadline``. If it has no
-        neighbours, its next training starts at once.
+        The neighbour receives the changed model. The device then waits for the neighbour's model,
+        at most for the time ``deadline``. If the device has no neighbours, its next training starts
+        at once.
 
         Args:
             device: the device that has trained.

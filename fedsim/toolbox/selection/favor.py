@@ -244,9 +244,9 @@ class FAVOR(Selection):
     ) -> list[int]:
         """Store the models of newly profiled devices, and select clients among these devices.
 
-        Called when the devices have answered, or at the end of ``patience``. The first answers
-        create the agent and the principal axes of the models. The clients are the devices with the
-        highest Q-values, and some drawn at random.
+        Called when the devices have answered, or at the end of ``patience``. With the first answers
+        the agent and the principal axes of the models are created. The devices with the highest
+        Q-values are selected, and some at random.
 
         Args:
             server: the run's server.

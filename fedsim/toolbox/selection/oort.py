@@ -251,9 +251,9 @@ class Oort(Selection):
     def on_task_end(self, server: Server, state: OortState, message: TaskEnd) -> None:
         """Store the duration of a client's task, and the loss that the client has reported.
 
-        ``learn`` reads the loss later. A late task has only a duration: the time until its end, or
-        the client's longer last duration. A lost task, and a task that ``select`` has not caused,
-        changes nothing.
+        ``learn`` reads the loss later. For a late task only the duration is stored: the time until
+        its end, or the client's previous duration if that is longer. Nothing is stored for a lost
+        task, and for a task that does not follow from ``select``.
 
         Args:
             server: the run's server.
@@ -329,8 +329,8 @@ class Oort(Selection):
 
         Args:
             history: total utility of each earlier round of the previous and the present window;
-                changed in place. ``harvest`` is appended; after a full window the older one is
-                removed.
+                changed in place. ``harvest`` is appended; when both windows are full, the older
+                window is removed.
             harvest: total utility of the round's clients.
             before: the percentile before the round.
 

@@ -525,8 +525,9 @@ class CFL(Grouped[CFLParams]):
     async def assign(self, prepared: Sequence[Preparation]) -> None:
         """Move devices one split down the tree of clusters, by the update that each has sent.
 
-        At a split a device goes to the child with the update that is most similar to the device's
-        update. If the child is a leaf, the device joins this cluster.
+        Each child has the updates of the clients that were assigned to it at the split. A device
+        goes to the child that has the update most similar to the device's update. If this child is
+        a leaf, the device joins its cluster.
 
         Args:
             prepared: for each device the ended task in which it has trained the model of the node

@@ -78,7 +78,7 @@ class ModelChange(NamedTuple):
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
-        """Return the change of the model by the training that has given a received update.
+        """Return the change of the model by the training of a received update.
 
         Args:
             entry: the update, with the trained model and the model from which it was trained.

@@ -112,8 +112,8 @@ class FedDyn(FedAvg[FedDynParams]):
         """Update s in the state, and return the next model: the mean of the updates, plus s.
 
         s is the mean over all devices of the sum of a device's moves; a move is an update minus the
-        model that the device had received. The mean of the updates is by ``aggregation``. If there
-        is a server optimiser (key ``server``), the next model is its step towards this sum.
+        model that the device had received. The mean of the updates is by ``aggregation``. With a
+        server optimiser (key ``server``), the optimiser makes a step towards the sum instead.
 
         Args:
             model: the present model.

@@ -438,12 +438,12 @@ class Grouped(Synchronous[G]):
         self.state.prepared.append(preparation)
 
     async def on_timer(self, name: str) -> None:
-        """Handle a timer, after groups are assigned to the devices that await their group.
+        """Assign groups to the devices that have just ended their preparation, or handle a timer.
 
-        These devices have ended the task that finds their group at this simulated time. Devices of
-        the round then start their training at once. A deadline ends only tasks that have started.
-        Its timer, and each other timer of the round that must follow the assignment, is therefore
-        set again for this simulated time, so that it is handled after these starts.
+        A preparation is the task that finds a device's group. The timer ``assign`` causes the
+        assignment, after which devices of the round start their training. If another timer of the
+        round, such as the deadline, fires first at the same simulated time, groups are assigned at
+        once. That timer is then set again for this time, so that it is handled after these starts.
 
         Args:
             name: name of the timer that has fired.

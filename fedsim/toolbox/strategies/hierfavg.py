@@ -374,10 +374,10 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     async def aggregate(self) -> None:
         """Set the global model to the mean of the edge servers' models, weighted by samples.
 
-        The samples are the samples of an edge server's last edge round. With a server optimiser
-        (key ``server``) the global model is its step towards the mean. The step is recorded among
-        the run's events as ``edges-combined``. If no edge server's model has arrived, the global
-        model is unchanged.
+        The weight of an edge server's model is the sample count of its last edge round. With a
+        server optimiser (key ``server``), the optimiser makes a step towards the mean instead. The
+        aggregation is recorded among the run's events as ``edges-combined``. If no edge server's
+        model has arrived, the global model is unchanged.
         """
         state = self.state
         arrived = state.arrived

@@ -109,9 +109,10 @@ class Local(Synchronous[LocalParams]):
             self.record_aggregate(received, [1.0] * len(received))
 
     def center(self, entry: Entry) -> None:
-        """Return None, as updates are not aggregated into a common model.
+        """Return None: no aggregated model exists from which an update's distance can be measured.
 
-        So no distance of an update from an aggregated model is measured.
+        Args:
+            entry: the update, which is not used.
         """
 
     def models(self) -> ModelAssignment:

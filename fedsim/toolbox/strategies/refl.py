@@ -95,9 +95,9 @@ def stale_weights(
     Args:
         staleness: tau of each stale update, the count of rounds since its training began.
         beta: weight of the term by deviation; the term by staleness has the weight 1 - beta.
-        fresh: f, as difference from the model of the round, float64 [d]; None if there are no fresh
-            updates.
-        stale: s of each stale update, as difference from the model from which it was trained, [d].
+        fresh: f, the mean difference of the fresh updates from the model of the round, float64 [d];
+            None if there are no fresh updates.
+        stale: s, the difference of each stale update from the model from which it was trained, [d].
         count: n, the count of fresh updates.
         scale: divisor of the exponential; 1 in the paper.
 
