@@ -1,5 +1,6 @@
 """Averaging by all-reduces, without a server: local SGD, DiLoCo, and streaming DiLoCo."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -248,7 +249,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         """Carry out the steps of a device's open all-reduce for which all messages have arrived.
 
         In each step the device adds the received changes, and sends its messages. After the last
-        step it makes the outer step, and continues with its next training or all-reduce.
+        step the all-reduce has ended.
         """
         state = device.state
         number = state["reducing"]
@@ -264,12 +265,37 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
                 state["known"] |= received[sender].pop(0)
             state["step"] += 1
             if step.send:
-                contents = {
-                    "part": Opaque(None, state["bytes"] * self._collective.message_share),
-                    "known": Header(dict(state["known"])),
-                    "number": Header(number),
-                }
-                device.send(step.send, contents, number)
+                self._send_known(device, number, step.send)
+        self._end_reduce(device, number)
+
+    def _send_known(self, device: Peer, number: int, receivers: Sequence[int]) -> None:
+        """Send the changes that a device knows in an all-reduce, for the bytes of a partial sum.
+
+        Args:
+            device: the sender.
+            number: index of the all-reduce.
+            receivers: IDs of the receivers.
+        """
+        state = device.state
+        contents = {
+            "part": Opaque(None, state["bytes"] * self._collective.message_share),
+            "known": Header(dict(state["known"])),
+            "number": Header(number),
+        }
+        device.send(receivers, contents, number)
+
+    def _end_reduce(self, device: Peer, number: int) -> None:
+        """End an all-reduce of a device: make the outer step, and use its result now or later.
+
+        If devices train during the all-reduce (``overlap``), the result is mixed into the device's
+        model later, when a training has ended. Otherwise the averaged fragment of the model takes
+        the result now, and the device begins its next round.
+
+        Args:
+            device: the device, which has received the changes of all devices.
+            number: index of the all-reduce.
+        """
+        state = device.state
         state["inbox"].pop(number, None)
         state["reducing"] = None
         contributions = [contribution for _, contribution in sorted(state["known"].items())]

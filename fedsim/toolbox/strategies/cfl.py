@@ -82,6 +82,12 @@ class CFLState(GroupedState):
     unconverged: list[int] = field(default_factory=list)
 
 
+def _mean_length(clusters: Sequence[Cluster]) -> float:
+    updates = chain.from_iterable(cluster.updates for cluster in clusters)
+    lengths = [length(update) for update in updates]
+    return sum(lengths) / len(lengths)
+
+
 class CFL(Grouped[CFLParams]):
     """Clustered federated learning.
 
@@ -190,9 +196,7 @@ class CFL(Grouped[CFLParams]):
             return [] if schedule is None else self._random_cut()
         clusters = await self._collect_clusters()
         if state.first_norm is None and clusters:
-            updates = chain.from_iterable(cluster.updates for cluster in clusters)
-            norms = [length(update) for update in updates]
-            state.first_norm = sum(norms) / len(norms)
+            state.first_norm = _mean_length(clusters)
         limits = self._norm_limits()
         for cluster in clusters:
             self._record_criteria(cluster, limits)

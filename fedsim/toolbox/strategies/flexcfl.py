@@ -513,15 +513,18 @@ class FlexCFL(Migrating[FlexCFLParams]):
         for group, model in zip(inhabited, models, strict=True):
             server.exchange({"group-exchange": model}, f"group-{group}", "auxiliary")
         server.compute("distances", len(models), server.setting.parameters)
-        norms = np.ones(len(models))
-        if server.models.learns:
-            weights = await server.models.values(models)
-            norms = np.array([np.linalg.norm(row.astype(np.float64)) for row in weights])
-            if not np.isfinite(norms).all():
-                return
-        else:
-            await server.models.note_skipped(models)
+        norms = await self._norms(models)
+        if not np.isfinite(norms).all():
+            return
         matrix = inter_group_coefficients(norms, params.eta_g, literal=not params.as_published)
         for group, coefficients in zip(inhabited, matrix.tolist(), strict=True):
             parts = list(zip(models, coefficients, strict=True))
             state.models[group] = server.models.mix(parts)
+
+    async def _norms(self, models: Sequence[Ref]) -> Floats:
+        """Return the L2 norm of each model, float64 [m]; ones in runs without learning."""
+        if not self.server.models.learns:
+            await self.server.models.note_skipped(models)
+            return np.ones(len(models))
+        weights = await self.server.models.values(models)
+        return np.array([np.linalg.norm(row.astype(np.float64)) for row in weights])

@@ -330,9 +330,29 @@ class PACFL(Grouped[PACFLParams]):
             device: ID of the device, whose singular vectors are stored.
         """
         state = self.state
-        params = self.params
         if not self.server.models.learns:
             return 0
+        distances = await self._distances_from_clusters(device)
+        nearest = int(np.argmin(distances))
+        beta = self.params.beta
+        if beta is None or distances[nearest] <= beta:
+            return nearest
+        state.models.append(state.initial)
+        return len(state.models) - 1
+
+    async def _distances_from_clusters(self, device: int) -> list[float]:
+        """Compute the distance of a new client's data from each cluster, by the key ``linkage``.
+
+        The server is charged the time of the computation.
+
+        Args:
+            device: ID of the device, whose singular vectors are stored.
+
+        Returns:
+            The distance (degrees) by cluster index; infinite for a cluster without members.
+        """
+        state = self.state
+        params = self.params
         peers = [peer for peer in sorted(state.signatures) if state.group[peer] != NO_GROUP]
         newcomer, *others = await self._singular_vectors([device, *peers])
         angles = np.array(
@@ -349,8 +369,4 @@ class PACFL(Grouped[PACFLParams]):
             is_member = groups == group
             if is_member.any():
                 distances[group] = float(distance_by_angles(angles[is_member]))
-        nearest = int(np.argmin(distances))
-        if params.beta is None or distances[nearest] <= params.beta:
-            return nearest
-        state.models.append(state.initial)
-        return len(state.models) - 1
+        return distances

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.federation import Contents, Device, Instruction, Lazy, LocalResult
+from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import changes
 from fedsim.strategies.refusals import Reasons
@@ -134,15 +135,13 @@ class QFedAvg(FedAvg[QFedAvgParams]):
         """
         models = self.server.models
         reports = [update.contents["loss"] for update in received]
+        updates = [update.update for update in received]
         if not models.learns:
             await models.note_skipped([report.ref for report in reports])
-            await models.note_skipped([update.update for update in received])
+            await models.note_skipped(updates)
             return [1.0 / len(received)] * len(received)
-        reported = await models.numbers(reports)
-        losses = np.array([loss[0] for loss in reported])
-        updates = await models.values([update.update for update in received])
-        start = (await models.value(self.state.model)).astype(np.float64)
-        norms = np.array([np.linalg.norm(update - start) for update in updates])
+        losses = np.array([loss[0] for loss in await models.numbers(reports)])
+        norms = await self._norms_of_changes(updates)
         is_finite = np.isfinite(losses) & np.isfinite(norms)
         weights = np.zeros(len(received))
         if is_finite.any():
@@ -152,3 +151,8 @@ class QFedAvg(FedAvg[QFedAvgParams]):
             )
         factors: list[float] = weights.tolist()
         return factors
+
+    async def _norms_of_changes(self, updates: Sequence[Ref]) -> NDArray[np.float64]:
+        trained = await self.server.models.values(updates)
+        start = (await self.server.models.value(self.state.model)).astype(np.float64)
+        return np.array([np.linalg.norm(weights - start) for weights in trained])
