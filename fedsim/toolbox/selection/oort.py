@@ -61,6 +61,41 @@ class OortState(State):
     percentile: float = _FIRST_PERCENTILE
 
 
+def _sort_by_history(
+    state: OortState, devices: Sequence[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Sort devices by whether they have reported a loss, and by how often they were asked.
+
+    Args:
+        state: memory of the selection.
+        devices: IDs of available devices, in random order.
+
+    Returns:
+        IDs of three kinds of devices. First the devices that have reported. Then the devices that
+        have not: devices that were never asked, followed by devices whose task was late, the
+        fastest first. Last the devices that were asked ten times or more, whether or not they have
+        reported.
+    """
+    often_asked = list[int]()
+    reporters = list[int]()
+    newcomers = list[int]()
+    for device in devices:
+        _utility, last_report, _duration_s = state.known.get(device, _NO_ANSWER)
+        if state.asked.get(device, 0) >= _MOST_TASKS:
+            often_asked.append(device)
+        elif last_report:
+            reporters.append(device)
+        else:
+            newcomers.append(device)
+
+    def late_duration_s(device: int) -> float:
+        _utility, _last_report, duration_s = state.known.get(device, _NO_ANSWER)
+        return duration_s  # 0 if the device was never asked
+
+    newcomers.sort(key=late_duration_s)
+    return reporters, newcomers, often_asked
+
+
 class Oort(Selection):
     """Clients with high loss and short tasks, and some that have never reported.
 
@@ -152,23 +187,8 @@ class Oort(Selection):
             At most ``count`` device IDs.
         """
         state.round = ids[0] + 1  # ids[0] counts rounds from 0, Oort's R from 1
-        often_asked = list[int]()
-        reporters = list[int]()
-        newcomers = list[int]()  # never asked, or late
-        for device in server.clients.sample(server.devices, "select", *ids, among=among):
-            _utility, last_report, _duration_s = state.known.get(device, _NO_ANSWER)
-            if state.asked.get(device, 0) >= _MOST_TASKS:
-                often_asked.append(device)
-            elif last_report:
-                reporters.append(device)
-            else:
-                newcomers.append(device)
-
-        def late_duration_s(device: int) -> float:
-            _utility, _last_report, duration_s = state.known.get(device, _NO_ANSWER)
-            return duration_s
-
-        newcomers.sort(key=late_duration_s)  # 0 s if never asked; then late ones, fastest first
+        available = server.clients.sample(server.devices, "select", *ids, among=among)
+        reporters, newcomers, often_asked = _sort_by_history(state, available)
         planned_reporters = round(count * (1 - self.epsilon(state.round)))
         # more if there are too few newcomers
         reporter_count = min(len(reporters), max(planned_reporters, count - len(newcomers)))
