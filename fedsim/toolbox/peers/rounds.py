@@ -245,7 +245,10 @@ class RoundHalf(PeerHalf[R]):
 
 
 class DPSGDParams(GraphParams):
-    """Keys of ``[strategy]`` for D-PSGD, which are the keys of ``GraphParams``."""
+    """Keys of ``[strategy]`` for D-PSGD: the graph, and the keys of strategies without a server.
+
+    ``GraphParams`` and ``PeerParams`` describe them.
+    """
 
     kind: Literal["d-psgd"] = "d-psgd"
 
@@ -386,7 +389,10 @@ class Epidemic(Peers[EpidemicParams]):
 
 
 class GossipParams(GraphParams):
-    """Keys of ``[strategy]`` for gossip, which are the keys of ``GraphParams``."""
+    """Keys of ``[strategy]`` for gossip: the graph, and the keys of strategies without a server.
+
+    ``GraphParams`` and ``PeerParams`` describe them.
+    """
 
     kind: Literal["gossip"] = "gossip"
 

@@ -54,6 +54,9 @@ class CA2FLState(AsynchronousState):
 class CA2FL(Asynchronous[CA2FLParams]):
     """Cache-aided asynchronous federated learning.
 
+    The server steps by the mean of the latest changes of all devices, which it caches, corrected by
+    the updates that it has received since its last step.
+
     Source: Wang, Cao, Wu, Chen and Chen, "Tackling the data heterogeneity in asynchronous federated
     learning with cached update calibration" (ICLR 2024), Algorithm 2. There are no rounds; the
     server publishes a version of the model w after every M received updates. Delta_i is the

@@ -143,11 +143,11 @@ class FedCompass(Asynchronous[FedCompassParams]):
     There are no rounds. The server estimates each client's time per local step, and gives each
     client a number of steps between Q_min and Q_max, with which the client answers together with a
     group of other clients. A client joins the open group that allows it the most steps. If no group
-    allows a number in this range, the client opens a new group. Its number of steps then ends
-    before the fastest client of another group could answer again; that is Q_max of that client's
-    steps after the other group's latest time. The answers of a group are aggregated when all its
-    clients have answered, or at the group's latest time. A late answer waits for the next
-    aggregation of any group. A client's first answer, which shows its speed, is aggregated at once.
+    allows a number in this range, the client opens a new group. It then takes as many steps as end
+    before the fastest client of another group could answer again, Q_max of that client's steps
+    after the other group's latest time. The answers of a group are aggregated when all its clients
+    have answered, or at the group's latest time. A late answer waits for the next aggregation of
+    any group. A client's first answer, which shows its speed, is aggregated at once.
 
     The model w becomes w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - w_i^received) over the answers,
     with N = ``concurrency``, the trained model w_i of client i, the model w_i^received that it had

@@ -264,7 +264,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
     receive the initial model w0 (d parameters), pre-train, and send their update dw (d parameters),
     by which they are clustered. A group's model is the mean of its members' trained models. Its
     direction is the mean of their updates, and never changes again. If fewer than m devices answer,
-    the cold start is repeated, up to 100 times.
+    the cold start is repeated; after 100 such cold starts the run ends.
 
     Client cold start: a device without a group that is selected or arrives receives w0 and the m
     directions (d + m d), pre-trains, joins the group whose direction has the largest cosine with

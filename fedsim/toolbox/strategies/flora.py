@@ -147,7 +147,7 @@ class FLoRA(CutModels):
     """Stacked adapters.
 
     Devices train low-rank adapters of different ranks. The server stacks the adapters of all
-    clients, in place of averaging them, and they are merged into the weights.
+    clients, in place of averaging them, and each device merges the stack into its weights.
 
     Source: Wang et al., "FLoRA: Federated fine-tuning large language models with heterogeneous
     low-rank adaptations" (NeurIPS 2024, arXiv 2409.05976), Algorithm 1. An adapter is a pair of

@@ -128,7 +128,7 @@ class FPFC(Synchronous[FPFCParams]):
     """Fusion penalised federated clustering.
 
     Each device has a separate model. A penalty on the differences of models draws similar models
-    together, and devices whose models coincide form a group.
+    together, and devices whose models are thus near each other form a group.
 
     Source: Yu, Liu, Wang and Sun, "Clustered federated learning based on nonconvex pairwise fusion"
     (2022), the algorithm FPFC (its rules were not checked against the paper).

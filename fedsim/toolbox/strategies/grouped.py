@@ -572,12 +572,12 @@ class MigratingClient(SynchronousClient[M]):
 class Migrating(Grouped[M]):
     """Base of strategies in which a device may change its group when its data shift.
 
-    A shift is a change of the device's data during the run. A device whose data have changed
-    compares its label counts with a reference, its label counts when it found its group. It does so
-    as soon as it is idle, and without time or bytes (FlexCFL, section 3.4). If the distance is too
-    large, the device repeats its preparation, the task by which its group is found, and its present
-    label counts become the reference. A change of its data during the preparation is tested after
-    the preparation.
+    A shift is a change of the device's data during the run. As soon as a device whose data have
+    changed is idle, it compares its label counts with a reference, its label counts when it found
+    its group. This takes no time and no bytes (FlexCFL, section 3.4). If the distance is too large,
+    the device repeats its preparation, the task by which its group is found, and its present label
+    counts become the reference. A change of its data during the preparation is tested after the
+    preparation.
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:

@@ -142,8 +142,8 @@ class REFLState(FedAvgState):
 class REFL(FedAvg[REFLParams]):
     """Resource-efficient federated learning.
 
-    Updates that arrive after their round are used in a later round, with a weight by their
-    staleness and their distance from the other updates.
+    An update that arrives after its round still counts, in the round in which it arrives, with a
+    weight by its staleness and its distance from the updates of this round.
 
     Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023), its
     staleness-aware aggregation (section 4.2), and by default its participant selection

@@ -66,10 +66,10 @@ class RFedAvgParams(SynchronousParams):
         imbalance: count of samples with which the class imbalance I_k compares each of client k's M
             class counts: D / M, with D the samples of all devices (``global``, Eq. 17), or D_k / M,
             with the client's samples D_k (``local``).
-        theta: the largest angle (radians) between alike gradients at the beginning of the training
+        theta: the largest angle (radians) between two gradients that ``ccs`` counts as alike at the
+            beginning of the training (Eq. 7; not given in the paper).
+        least_loss: l_*, the loss at which ``ccs`` counts all gradients with an acute angle as alike
             (Eq. 7; not given in the paper).
-        least_loss: l_*, the loss at which all gradients with an acute angle are alike (Eq. 7; not
-            given in the paper).
     """
 
     kind: Literal["rfedavg"] = "rfedavg"
@@ -157,10 +157,12 @@ class RFedAvgState(FedAvgState):
         begun: Whether the first round has been opened.
         total: D, the sum of the reported sizes in the open round (samples).
         last_total: Value of D that each device received last (samples).
-        imbalance: Class imbalance I_k that each device reported last (samples).
+        imbalance: Class imbalance I_k that each device reported last (samples); 0 before its first
+            report.
         counts: Device ID -> class counts that the device reported last, for ``optimal``.
-        first_loss: l_0, the mean of the losses reported first.
-        loss: l_t, the mean of the losses reported last.
+        first_loss: l_0, the mean of the losses reported in the first round with losses; None before
+            it.
+        loss: l_t, the mean of the losses reported in the last round with losses.
         cluster: Device ID -> cluster index of each device of the round.
     """
 
