@@ -84,15 +84,14 @@ class Topology(Spec):
         raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_GENERATORS)}, {more}")
 
     def _check_parameters(self, accepted: Sequence[str], devices: int) -> None:
-        """Check the arguments of the graph generator before it is called.
+        """Check the names and the sizes of the graph generator's arguments.
 
         Args:
             accepted: names of the generator's parameters.
             devices: count of devices, the wanted count of nodes.
 
         Raises:
-            ScenarioError: an argument is unknown or larger than ``devices``, the generator would
-                never end, or the graph would have many more nodes than devices.
+            ScenarioError: an argument is unknown, or larger than ``devices``.
         """
         allowed = [name for name in accepted if name not in _RESERVED_PARAMETERS]
         key = "strategy.topology.parameters"
@@ -108,6 +107,18 @@ class Topology(Spec):
                     f"{key} has {name} = {value}; allowed are at most {devices}, the number of "
                     "devices"
                 )
+
+    def _check_duration(self, devices: int) -> None:
+        """Check that the generator ends soon, as it would not with some arguments.
+
+        Args:
+            devices: count of devices, the wanted count of nodes.
+
+        Raises:
+            ScenarioError: the generator would never end, or the graph would have many more nodes
+                than devices.
+        """
+        key = "strategy.topology.parameters"
         name = self._generator().__name__
         if name == "duplication_divergence_graph" and self.parameters.get("p") == 0:
             raise ScenarioError(
@@ -140,6 +151,7 @@ class Topology(Spec):
         generator = self._generator()
         accepted = inspect.signature(generator).parameters
         self._check_parameters([*accepted], devices)
+        self._check_duration(devices)
         arguments = {**_DEFAULT_ARGUMENTS.get(generator.__name__, {}), **self.parameters}
         if "seed" in accepted:
             arguments["seed"] = seed
