@@ -101,8 +101,7 @@ class DirectionCodec:
         """
         # A lossless codec returns the contents as they are, unless they have a part of a model: the
         # receiver completes the part to a whole model.
-        has_parts = any(isinstance(value, Partial) for value in contents.values())
-        if self._is_lossless and not has_parts:
+        if self._is_lossless and Partial not in map(type, contents.values()):
             return CodedContents(contents, {})
         arriving: dict[str, object] = {}
         new_residuals = dict(residuals)
