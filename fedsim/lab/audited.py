@@ -1,6 +1,7 @@
-"""The audit of a run folder, with the one check that needs the engine: a valid scenario.
+"""The audit of a run folder, together with a validation of its scenario.
 
-``lab.audit`` never imports the engine, and only the engine's classes can validate a scenario.
+``lab.audit`` checks a run's records without the code of the simulator. Only classes of the
+simulator can validate a scenario, so this module does it.
 """
 
 from pathlib import Path
@@ -25,7 +26,7 @@ class Audited(NamedTuple):
     Attributes:
         findings: dict from title of each check to the problems that it found, as sentences; empty
             if the check has passed.
-        unchecked: sentences on user code in the scenario that no check covers.
+        unchecked: sentences on what no check covers, such as user code in the scenario.
     """
 
     findings: dict[str, list[str]]
@@ -33,7 +34,7 @@ class Audited(NamedTuple):
 
 
 def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
-    """Audit a run folder, and validate its scenario.
+    """Check that the records of a run agree with each other, and validate the run's scenario.
 
     The scenario is valid if this version of fedsim accepts it. It is listed as unchecked instead if
     another version wrote it, if its code may not be imported, or if it needs a package that is not

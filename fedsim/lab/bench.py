@@ -1,10 +1,10 @@
-"""``fedsim bench``: strategies in six frozen worlds, and their ranks on a board.
+"""``fedsim bench``: strategies in six standard worlds, and their ranks among published results.
 
-The worlds are the shipped scenarios ``worlds/...``, and the board's strategies are the variants of
-the shipped study ``bench``. A line of the board states a digest of its world's scenario file, so
-that a line of a changed world is noticed. A second file beside the board has digests of the tables
-(devices, data, events) of each world and seed, to notice when another version of fedsim draws them
-differently.
+The worlds are the shipped scenarios ``worlds/...``. The published results are the board, a CSV file
+with a line per strategy and world; its strategies are the variants of the shipped study ``bench``.
+Each line states a digest of its world's scenario file, and is left out if that file has changed. A
+second file beside the board has digests of the tables (devices, data, events) of each world and
+seed, to notice when another version of fedsim draws them differently.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ class BoardLine:
         strategy: name of a variant of the study ``bench``.
         world: name of a standard world, which is a part (``[parts]``) of the study ``bench``.
         seeds: count of seeds.
-        reached: count of seeds that reached the target.
+        reached: count of seeds that reached the target accuracy.
         time_s: simulated time (s) to the target; like all costs to the target, None unless all
             seeds reached it.
         time_low, time_high: ends of the 95 % interval of ``time_s`` over seeds (s; Student's t).
@@ -113,8 +113,8 @@ def bench(
     fixed settings. Runs that the folder already has are resumed.
 
     Args:
-        strategies: names of strategies of the board, other kinds of strategies, or import paths;
-            ``all`` for every strategy of the board.
+        strategies: names of strategies of the board; kinds (values of ``strategy.kind``) or import
+            paths of strategies that are not on the board; ``all`` for every strategy of the board.
         out: folder of the study that holds the runs.
         changes: ``key.path=value`` texts, such as ``strategy.clients_per_round=5``, for the
             strategies that are not on the board.
@@ -200,7 +200,7 @@ def lines_of(out: Path, target: float) -> list[BoardLine]:
 
 
 def _world_of(line: ComparedLine) -> str:
-    """Return the name of the world of a line of the study, in which each part is a world."""
+    """Return the name of a line's world, a part (``[parts]``) of the study ``bench``."""
     return str(dict(line.point)["part"])
 
 
@@ -340,17 +340,19 @@ def _is_current(line: BoardLine) -> bool:
 def keep(
     lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int, str], str]
 ) -> None:
-    """Add results to a board, the CSV file of published results, to publish them.
+    """Add results to a board, the CSV file of published results.
 
-    Digests of the tables of their worlds are written to a file next to it.
+    The file ``tables.csv`` in the same folder has a digest of each table (devices, data, events) of
+    each world and seed. The given digests are added to that file. If a given digest differs from
+    the recorded one, the results are of another world, and nothing is written.
 
     Args:
-        lines: the new results, which replace earlier ones of the same strategy and world.
-        path: path of the board's CSV, which need not exist.
-        tables: digests of tables from ``tables_of``.
+        lines: the results, each of which replaces the board's line for its strategy and world.
+        path: path of the board, which need not exist.
+        tables: (world, seed, name of a table) -> digest, as ``tables_of`` returns it.
 
     Raises:
-        DataError: a digest differs from the recorded digest of the board.
+        DataError: a given digest differs from the recorded one.
     """
     changed = changed_tables(tables, path)
     if changed:
@@ -376,7 +378,8 @@ def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
         lines: the costs of a strategy in a world, one each.
 
     Returns:
-        (strategy, world) -> rank from 1. Lines that missed the target have no rank.
+        (strategy, world) -> rank from 1. Lines without a time, as a seed missed the target, have no
+        rank.
     """
     times = pd.Series({(line.strategy, line.world): line.time_s for line in lines}, dtype=float)
     ranks = times.groupby(level=1).rank(method="first").dropna()
@@ -390,6 +393,9 @@ def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
 
 def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:
     """Return new results as a table for people, with their ranks among the published results.
+
+    The table has a row per line: strategy, world, rank (``place``), time to the target with its
+    interval, traffic, and energy.
 
     Args:
         lines: the results to show.

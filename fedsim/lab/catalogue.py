@@ -136,9 +136,9 @@ def about(name: str) -> list[str]:
     """Explain a name that scenarios or studies use, as ``fedsim describe`` prints it.
 
     Args:
-        name: a kind, a key or table of a scenario or study (``network.server``,
-            ``study.parts``), or a title of the catalogue. Other words are searched for in names
-            and meanings.
+        name: a kind (value of a key ``kind``, such as ``fedavg``), a key or table of a scenario or
+            study (``network.server``, ``study.parts``), or a title of the catalogue
+            (``strategies``). Other words are searched for in names and meanings.
 
     Returns:
         Lines for people; for a kind of device, an energy preset, a link or a region also its
@@ -169,7 +169,15 @@ def about(name: str) -> list[str]:
 
 
 def _kind_lines(name: str, title: str) -> list[str]:
-    """Return text lines about a kind: its description, then its keys, or its figures with sources."""
+    """Return text lines about a name under a title of the catalogue.
+
+    The first line is its meaning. Then come the keys of its table in a scenario if it has one, or
+    the published values with their sources, such as for a kind of device.
+
+    Args:
+        name: the name, such as ``fedavg``.
+        title: the title, such as ``strategies``.
+    """
     lines = [dict(catalogue()[title])[name]]
     specs = specs_titled(title)
     if name in specs:
@@ -194,9 +202,9 @@ def figures_of(title: str, name: str) -> Mapping[str, Figure]:
 
 
 def _path_lines(name: str) -> list[str]:
-    """Return text lines about the tables and keys at a dotted path.
+    """Return text lines about the tables and keys at a dotted path, such as ``network.server``.
 
-    If nothing has exactly this path, all paths that end with it are described.
+    If no table or key has exactly this path, all paths that end with ``name`` are described.
     """
     matches = [entry for entry in _every_path() if entry[0] == name]
     if not matches:
@@ -225,7 +233,7 @@ def _merged_key_lines(keys: Iterable[tuple[str, type[Spec], str]]) -> list[str]:
     """Return text lines about keys; keys with equal descriptions are described together.
 
     Args:
-        keys: for each key its dotted path, the spec that has it, and its name.
+        keys: for each key its dotted path, the spec (class of a table) that has it, and its name.
     """
     by_kind: list[tuple[str, Sequence[str]]] = []
     for path, owner, key in keys:
@@ -253,10 +261,10 @@ class _SharedText(NamedTuple):
 
 
 def _merge_equal(texts: Iterable[tuple[str, Sequence[str]]]) -> list[_SharedText]:
-    """Merge equal texts, so that each is printed once, in the order of first occurrence.
+    """Return each distinct text once, with all names that have it, in the order of occurrence.
 
     Args:
-        texts: name of a thing, and text lines about it.
+        texts: a name and the text lines about it, for each name.
     """
     names: dict[tuple[str, ...], list[str]] = {}
     for name, lines in texts:
@@ -279,7 +287,10 @@ def _heads(paths: list[str]) -> list[str]:
 
 
 def _search(words: list[str]) -> list[str]:
-    """Return text lines about the kinds and keys whose name or meaning has all of the words."""
+    """Return text lines about the kinds and keys whose name or meaning has all of the words.
+
+    They are at most 30; a last line counts the others. Empty if no name or meaning has all words.
+    """
     meanings = {}
     for title, entries in catalogue().items():
         for name, line in entries:
@@ -318,7 +329,14 @@ def _every_path() -> list[tuple[str, type[Spec], str]]:
 
 
 def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec], str]]:
-    """Yield for each key under a spec: its dotted path, the spec that has it, and its name."""
+    """Yield each key of a table and of the tables in it, as (dotted path, spec, name of the key).
+
+    The spec is the class of the table that has the key.
+
+    Args:
+        spec: class of the outermost table.
+        above: text with which all paths begin, such as ``study.``.
+    """
     for key in spec.model_fields:
         if key in spec.takes():
             yield above + key, spec, key
@@ -370,7 +388,12 @@ def _shorten(default: object, spec: type[Spec], name: str) -> object:
 
 
 def _resolve(schema: JsonSchemaValue, tables: JsonSchemaValue | None = None) -> JsonSchemaValue:
-    """Return a JSON schema with its ``$ref`` replaced by the definition in ``tables`` or ``$defs``."""
+    """Return a JSON schema in which the definition that ``$ref`` names is filled in.
+
+    Args:
+        schema: the schema; without ``$ref`` it is returned unchanged.
+        tables: definitions by name; by default the ``$defs`` of the schema.
+    """
     if "$ref" not in schema:
         return schema
     if tables is None:
@@ -402,7 +425,12 @@ def _describe_default(key: Key) -> str:
 
 
 def _describe_values(described: JsonSchemaValue, tables: JsonSchemaValue) -> str:
-    """Return a text on the values that a key allows, from its JSON schema."""
+    """Return a text on the values that a key allows, such as ``one of slow, fast, or a number``.
+
+    Args:
+        described: JSON schema of the key.
+        tables: definitions by name, to which the schema may refer.
+    """
     alternatives = described.get("anyOf", [described])
     names: list[str] = []
     for schema in alternatives:
@@ -476,7 +504,7 @@ def schema(file: Literal["scenario", "study"]) -> JsonSchemaValue:
     """Return the JSON schema of a scenario or study file.
 
     In a study, keys may have dots, and only ``base`` is required. A file with ``extends`` always
-    fits the schema.
+    fits the schema, as the extended file may have the rest.
     """
     file_schema = _FILES[file].model_json_schema()
     if file == "study":

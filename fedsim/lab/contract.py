@@ -186,8 +186,8 @@ def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: b
     Args:
         sections: the tables of the scenario.
         folder: the run folder.
-        records: count of records, from the start of this call, after which the run is
-            interrupted.
+        records: count of records (rows of ``events.parquet``), from the start of this call, after
+            which the run is interrupted.
         resume: whether to resume the run in ``folder``.
 
     Returns:
@@ -263,7 +263,7 @@ _ADVICE = {
 
 
 def assert_sound(folder: Path) -> RunFolder:
-    """Assert that a run folder passes its audit.
+    """Assert that a run folder passes the audit, which checks that its records are consistent.
 
     Args:
         folder: folder of a finished run.
@@ -378,7 +378,7 @@ class StrategyContract:
         return eventful_world(self.strategy, **options) | copy.deepcopy(dict(self.sections))
 
     def test_workers_executors_and_real_delays_change_nothing(self) -> None:
-        """Events and models are bitwise equal for all executors, worker counts and real delays."""
+        """Check that executor, workers and real delays change no bit of events and models."""
         sections = self.quiet()
         reference = run(sections)
         assert reference["status"] == "done", (
@@ -393,7 +393,7 @@ class StrategyContract:
             )
 
     def test_it_goes_on_as_if_it_had_not_been_stopped(self, tmp_path: Path) -> None:
-        """A run that is interrupted twice and resumed equals a run without interruption."""
+        """Check that a run that is interrupted twice and resumed equals an uninterrupted run."""
         sections = self.eventful(seed=5)
         events = run(sections, tmp_path / "whole")["events"]
         assert_sound(tmp_path / "whole")
@@ -409,7 +409,7 @@ class StrategyContract:
         assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
     def test_no_test_sample_steers_it(self, tmp_path: Path) -> None:
-        """Replacing the test samples of devices changes no message, no time and no model."""
+        """Check that other test samples of devices change no message, no time and no model."""
         outcomes = []
         for name in ("as-they-are", "others"):
             job = Job(fedsim.Scenario(**self.eventful(seed=9, rounds=5)), tmp_path / name, Inline())
@@ -431,7 +431,11 @@ class StrategyContract:
         assert models == other_models, advice
 
     def test_newcomers_and_leavers(self, tmp_path: Path) -> None:
-        """Devices that arrive early are selected; a departed device fails at most one task."""
+        """Check that arriving devices get tasks, and that departed devices get no new ones.
+
+        At least one of four devices that arrive early has to get a task. At most one task of a
+        device may end because the device has departed.
+        """
         sections = self.eventful(seed=7, rounds=15)
         sections["population"] |= {
             "availability": {"kind": "always"},
@@ -463,7 +467,10 @@ class StrategyContract:
         )
 
     def test_devices_vanish_at_any_instant(self, tmp_path: Path) -> None:
-        """Runs pass the audit and do not stall, even if devices are online for less than a task."""
+        """Check two worlds in which devices are online for about 1 s or 10 s at a time.
+
+        Both runs have to pass the audit. In the second world, six rounds have to end within 2 h.
+        """
         phases = [("1 s", "5 s", "10 min"), ("10 s", "30 s", "2 h")]
         for seed, (mean_on, mean_off, time_limit) in enumerate(phases):
             sections = self.eventful(seed=seed, rounds=6)
@@ -482,7 +489,7 @@ class StrategyContract:
         )
 
     def test_an_hour_with_nobody(self, tmp_path: Path) -> None:
-        """A run whose first device arrives after an hour waits for it."""
+        """Check that a run waits for an hour if its first device arrives only then."""
         sections = self.quiet(rounds=2)
         sections["population"]["arrivals"] = {
             "kind": "schedule",
@@ -499,7 +506,7 @@ class StrategyContract:
         )
 
     def test_everybody_leaves(self, tmp_path: Path) -> None:
-        """A run ends before its time limit once all devices have departed."""
+        """Check that a run ends before its time limit once all devices have departed."""
         sections = self.quiet(rounds=100_000)
         sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "5 s"}
         summary = _sound_run(sections, tmp_path / "run").summary
@@ -509,7 +516,10 @@ class StrategyContract:
         )
 
     def test_time_and_bytes_without_learning(self, tmp_path: Path) -> None:
-        """Check a run without learning: models that devices share are sent, and have no accuracy."""
+        """Check that a run without learning sends the models that devices share, if there are any.
+
+        The run must have no accuracy.
+        """
         scenario = fedsim.Scenario(**self.eventful() | {"learning": "off"})
         job = Job(scenario, tmp_path / "run", Inline())
         summary = asyncio.run(job.execute()).summary
@@ -527,9 +537,9 @@ class StrategyContract:
         assert summary["accuracy"] == {"final": None, "best": None}
 
     def test_training_that_diverges(self, tmp_path: Path) -> None:
-        """Updates that are not finite are never averaged into a model.
+        """Check that updates that are not finite are never averaged into a model.
 
-        The run continues without them, or ends with an error that names the cause.
+        The run has to continue without these updates, or to end with an error that names the cause.
         """
         sections = self.quiet(rounds=6)
         sections["training"] |= {"lr": 1e6, "weight_decay": 1e3}
@@ -549,5 +559,5 @@ class StrategyContract:
 
 
 async def _test_equally(model: object, devices: object) -> float:
-    """Stand in for ``Evaluator.test``, with a result that no test sample changes."""
+    """Replace ``Evaluator.test`` in a test: return 0.5, whatever the test samples are."""
     return 0.5

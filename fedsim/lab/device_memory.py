@@ -10,13 +10,14 @@ from fedsim.world.rooflines import Rooflines
 
 @dataclass
 class _MemoryShortage:
-    """Devices of a kind with too little memory for all layers of the model.
+    """Counts of the devices of one kind that have too little memory to train all layers.
 
     Attributes:
         failing: count of devices that cannot train at all.
-        with_fewer_layers: count of devices that train only the last layers.
+        with_fewer_layers: count of devices that train only the last layers of the model.
         needed_bytes: greatest memory that a training of all layers needs (bytes).
-        layer_counts: counts of layers that the devices train.
+        layer_counts: how many layers the devices of ``with_fewer_layers`` train, one value for each
+            group of devices with equal needs.
     """
 
     failing: int = 0
@@ -26,7 +27,9 @@ class _MemoryShortage:
 
 
 def device_memory_lines(run: Run) -> list[str]:
-    """Return a line for the user for each kind of device with too little memory for the training.
+    """Return up to two lines for the user on each kind of device that lacks memory for training.
+
+    The list is empty if all devices have enough memory, or if the scenario does not state it.
 
     Args:
         run: a run that has not begun.
@@ -38,7 +41,12 @@ def device_memory_lines(run: Run) -> list[str]:
 
 
 def _lines(run: Run, rooflines: Rooflines) -> Iterator[str]:
-    """Yield up to two lines per kind of device: those that train less, and those that cannot."""
+    """Yield lines per kind of device: on devices that train fewer layers, and on those with none.
+
+    Args:
+        run: a run that has not begun.
+        rooflines: the memory that trainings need, and the memory of each kind of device.
+    """
     trainable = run.population.trainable
     are_refused = run.scenario.population.short_of_memory == "refuse"
     for kind, shortage in _find_shortages(run, rooflines).items():

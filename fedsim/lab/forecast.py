@@ -52,7 +52,10 @@ def load_learning() -> None:
 
 
 def nominal_lines(run: Run) -> list[str]:
-    """Return text lines on a run that has not begun: its sizes, and estimates of its times."""
+    """Return text lines on a run that has not begun: its sizes, and estimates of its times.
+
+    The estimates come from formulas, without a simulation.
+    """
     envelopes = run.dispatch.envelopes
     learner = run.learner
     scenario = run.scenario
@@ -102,7 +105,17 @@ def nominal_lines(run: Run) -> list[str]:
 
 
 def _transfers_s(run: Run, devices: range, direction: Literal["down", "up"], size: float) -> Floats:
-    """Return the time (s) in which each device transfers ``size`` bytes without other traffic."""
+    """Return the time (s) in which each device transfers a message without other traffic.
+
+    Args:
+        run: the run.
+        devices: IDs of the devices.
+        direction: ``down`` to the device, or ``up`` from it.
+        size: size of the message (bytes).
+
+    Returns:
+        The times (s); float64 [devices].
+    """
     near = run.scenario.strategy.traits.at_edges
     times = [run.network.nominal_s(device, direction, size, near=near) for device in devices]
     return np.array(times)
@@ -137,8 +150,8 @@ def _tasks_s(
 ) -> Floats:
     """Return the time (s) that a task of each device is expected to take; float64 [devices].
 
-    If the strategy has a deadline, it cuts short the training or, for other strategies, the whole
-    task. The times in which messages are encoded and decoded are added.
+    A deadline limits the training (if ``params.bounds_training``) or else the whole task. The times
+    in which messages are encoded and decoded are added.
 
     Args:
         run: the run.
@@ -323,7 +336,7 @@ class Beginning:
         self.build_s = time.perf_counter() - start
 
     def _plan_models(self) -> None:
-        """Let the trial plan its models and checkpoints."""
+        """Prepare the trial to count memory and disk of models and checkpoints, without weights."""
         from fedsim.lab.planned_models import PlannedComputing, PlannedSaving  # loads torch
 
         scenario = self.run.scenario
@@ -334,7 +347,7 @@ class Beginning:
             self.saving = PlannedSaving(scenario.checkpoint, self.run)
 
     def measure_present_models(self) -> "CheckpointedModels":
-        """Return count and size of the models that a checkpoint would contain if it were saved now."""
+        """Return count and size of the models that a checkpoint of the trial would contain now."""
         from fedsim.lab.planned_models import CheckpointedModels
 
         trained_devices = {device for device, _ in self.tally.trainings}
@@ -352,9 +365,13 @@ class Beginning:
         return self.stopped if self.share == 1.0 and not self.rounds else None
 
     def go(self, patience_s: float) -> None:
-        """Run for ``patience_s`` real seconds or to the end, and measure costs.
+        """Run the beginning of the run, and set the attributes of the trial.
 
-        The first round may take longer. The run folder is temporary.
+        The run folder is temporary.
+
+        Args:
+            patience_s: real time (s) after which the trial stops; 30 times as long before its first
+                round has ended.
         """
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
             path = Path(name)
@@ -436,7 +453,14 @@ class Beginning:
     async def _step_s(
         self, core: "Learning", trainings: list[UsedTraining], patience_s: float
     ) -> float:
-        """Return the real time (s) of an SGD step, from trainings that fit into the patience."""
+        """Measure the real time (s) of an SGD step, by some trainings.
+
+        Args:
+            core: the learning engine.
+            trainings: the trainings to choose from, each with a device's ID. As many are computed
+                as fit into ``patience_s``; only steps of the first, if it takes longer.
+            patience_s: real time for the trainings (s).
+        """
         first = trainings[:1]
         first_steps = self.steps_of(first[0])
         await _train_s(core, first, most_steps=1)  # warm-up: the first training does extra work

@@ -99,8 +99,8 @@ def run(
         scenario: the scenario, the path of its file, or the name of a shipped scenario
             (``"quickstart"``).
         out: the run folder to make; None writes nothing.
-        executor: ``inline``, ``threads``, ``processes`` or ``ray``, which computes the learning. The
-            executor does not influence the result. By default ``threads``, or ``processes`` if
+        executor: ``inline``, ``threads``, ``processes`` or ``ray``, which computes the learning.
+            The executor does not influence the result. By default ``threads``, or ``processes`` if
             ``training.device`` is ``cuda`` and this machine has several GPUs, over which the
             processes are spread.
         workers: count of threads or processes; by default one per core, or one process per GPU.
@@ -230,7 +230,8 @@ class LoadedRun:
         """Scenario of the run, validated. Running it repeats the run.
 
         Raises:
-            RunFolderError: the scenario is invalid in this version, or names code by import path.
+            RunFolderError: the scenario is invalid in this version, or names code that may not be
+                imported.
         """
         try:
             return load_of_run(self._folder, allow_code=self._allow_code)
@@ -242,7 +243,7 @@ class LoadedRun:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """DataFrame with one row per aggregation.
+        """DataFrame with one row per round (of an asynchronous strategy, per aggregation).
 
         Columns include accuracy and loss on test data, selected and completed clients, and bytes.
         """
@@ -274,25 +275,29 @@ class LoadedRun:
     def energy(self) -> "pd.DataFrame":
         """DataFrame with one row per device: power and energy by phase, battery and carbon.
 
-        Only runs that count energy have this table.
+        A phase is an activity of the device, such as training. Only runs that count energy have
+        this table.
         """
         return self._frame(ENERGY)
 
     @cached_property
     def events(self) -> "pd.DataFrame":
-        """DataFrame with one row per record.
+        """DataFrame with one row per record, such as the end of a task.
 
-        ``data`` is a dict of the fields of the record that have no column.
+        The column ``data`` has a dict of the record's fields that have no column.
         """
         return self._frame(files.EVENTS, json_column="data")
 
     @cached_property
     def transfers(self) -> "pd.DataFrame":
-        """DataFrame with one row per message; ``payloads`` lists its parts as [purpose, bytes]."""
+        """DataFrame with one row per message.
+
+        The column ``payloads`` has a list of the message's parts, each as [purpose, bytes].
+        """
         return self._frame(files.TRANSFERS, json_column="payloads")
 
     def models(self, *, best: bool = False) -> "dict[str, dict[str, NDArray[np.float32]]]":
-        """Return all saved models by file name without ending; each model is its tensors by name.
+        """Return the saved models: a dict from file name (without ending) to tensors by name.
 
         Args:
             best: whether to return the models of the best test (``evaluation.keep_best``), instead
@@ -307,8 +312,8 @@ class LoadedRun:
             accuracy: the target: an accuracy (0..1), or another metric as ``"perplexity=8"``.
 
         Returns:
-            ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` and ``cost``; NaN for costs
-            that were not counted, or if no test reached the target.
+            ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` (of CO2) and ``cost``
+            (money); NaN for costs that were not counted, or if no test reached the target.
         """
         return costs_to(self._folder.rounds, accuracy, self.summary)
 
@@ -343,7 +348,9 @@ class LoadedRun:
     def _frame(self, name: str, json_column: str = "") -> "pd.DataFrame":
         """Return a table of the run folder as a DataFrame.
 
-        The column ``json_column``, if given, is parsed as JSON; an empty cell becomes {}.
+        Args:
+            name: file name of the table.
+            json_column: name of a column to parse as JSON, whose empty cells become {}; "": none.
         """
         with making_sense([self.path]):
             frame = as_frame(self._folder.table(name))

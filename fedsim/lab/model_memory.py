@@ -114,9 +114,10 @@ def count_models(trial: "Beginning") -> ModelCounts:
 
 
 def _plan_final_models(trial: "Beginning") -> int:
-    """Plan the models that the run writes at its end, and return their count.
+    """Let the trial make the models that the run writes at its end, and return their count.
 
-    No reference to a model outlives the call, so that models without a further use are freed.
+    The models have no weights; they are made to count their memory. No reference to a model
+    outlives the call, so that models without a further use are freed.
     """
     models = trial.run.strategy.models()
     if trial.rounds:
@@ -240,9 +241,9 @@ def _memory_for_models(run: Run) -> float:
 
 
 def _updates_in_memory(run: Run, largest_call: LargestCall) -> int:
-    """Return how many updates of a round are in memory beyond the memory for models.
+    """Return how many updates of a round are in memory in addition to the memory for models.
 
-    It is 0 if a round's updates fit into the memory for models, or if they are summed one by one.
+    The count is 0 if a round's updates fit into the memory for models, or are summed one by one.
     """
     cohort = run.at_once
     if run.learner.bytes * cohort <= _memory_for_models(run):
@@ -407,11 +408,10 @@ def unforeseen_lines(run: Run) -> list[str]:
 
 
 def why_single_updates(run: Run) -> str:
-    """Return why the server needs single updates of a round, not only their sum.
+    """Return why the server needs single updates of a round, not only their sum, as text.
 
-    Returns:
-        The first clause of the reason that aggregation, selection or strategy declare; empty if
-        none of them does.
+    Aggregation, selection and strategy may declare a reason. The first clause of the first reason,
+    in this order, is returned; an empty text if there is none.
     """
     params = run.scenario.strategy
     aggregation = params.aggregated_by

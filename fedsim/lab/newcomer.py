@@ -60,14 +60,14 @@ QUESTIONS = {
 def write_study(
     file: Path, devices: str, link: str, model: str, target: float, deadline: str
 ) -> str:
-    """Write a study file from the answers to ``QUESTIONS``.
+    """Write a study file from a new user's answers to the five ``QUESTIONS`` of ``fedsim new``.
 
     Args:
         file: path of the study, which must not exist.
         devices, link, model, target, deadline: the answer to the question of the same name.
 
     Returns:
-        A line about the study, for people.
+        A line of text about the study: its size, and the estimated time of a task.
 
     Raises:
         ScenarioError: an answer is not allowed, or the file exists.
@@ -138,7 +138,7 @@ class _AnsweredLink(NamedTuple):
 
     Attributes:
         rates: rates and latency as lines of TOML.
-        preset: energy preset of the link.
+        preset: name of the link's energy preset (power of the radio), such as ``smartphone-wifi``.
         transfer_s: time to transfer the model down and up (s).
     """
 
@@ -148,11 +148,11 @@ class _AnsweredLink(NamedTuple):
 
 
 def _fields_of_fleet(fleet: _Fleet, preset: str) -> dict[str, object]:
-    """Return the fields of the study's template that describe devices and server.
+    """Return values for the placeholders of the study's template on devices and server, by name.
 
     Args:
         fleet: the devices.
-        preset: energy preset of their link.
+        preset: name of the energy preset (power of the radio) of their link.
     """
     hardware = fleet.hardware
     return {
@@ -168,7 +168,7 @@ def _fields_of_fleet(fleet: _Fleet, preset: str) -> dict[str, object]:
 
 
 def _fields_of_model(size_text: str, size: float) -> dict[str, object]:
-    """Return the fields of the study's template that describe model and messages.
+    """Return values for the placeholders of the study's template on model and messages, by name.
 
     Args:
         size_text: size of the user's model as text.
@@ -191,7 +191,14 @@ def _fields_of_model(size_text: str, size: float) -> dict[str, object]:
 
 
 def _size_text(model: str) -> str:
-    """Return the size of a well-known model as text, in float32; any other text is unchanged."""
+    """Return the size of a well-known model as text, in float32; a size is returned unchanged.
+
+    Args:
+        model: name of the model, such as ``resnet18``, or a size, such as ``5 MB``.
+
+    Raises:
+        ScenarioError: the name is unknown.
+    """
     name = re.sub(r"[^a-z0-9]", "", model.lower())
     if name in _PARAMETERS:
         return f"{4 * _PARAMETERS[name] / 1e6:.3g} MB"
@@ -207,7 +214,8 @@ def _choose_deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
     """Return the deadlines (s) that a new user's study tries, and a note about them.
 
     Args:
-        answer: the user's answer to the question about deadlines.
+        answer: the user's answer to the question about deadlines: a time, or ``try`` for multiples
+            of ``task_s``.
         task_s: estimated time of a device's task (s).
     """
     if answer.strip().lower() == "try":

@@ -1,4 +1,4 @@
-"""Computation of models without weights: which models a run would have in memory and on disk, when.
+"""Computation of models without weights, to count the memory and disk that models of a run need.
 
 It takes the steps of a real computation (``learning.computing``), in the same order, and stores the
 results in the same storage. Only the weights are missing: a model is a read-only array of zeros
@@ -64,6 +64,7 @@ class PlannedComputing(ModelComputing):
         self.memory_bytes = memory_bytes
         self.workers = workers
         self.scratch = PlannedScratch(memory_bytes)
+        # ``__init__`` of the base class is not called, as it needs data and workers
         self._records = None
 
     @property
@@ -91,7 +92,7 @@ class PlannedComputing(ModelComputing):
 
     @override
     def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights | ComputedWeights]":
-        return [planned_weights(0)] * len(refs)
+        return [planned_weights(0)] * len(refs)  # ignored by ``finish``, which makes the weights
 
     @override
     def finish(self, ref: Ref, result: object) -> None:
@@ -100,6 +101,7 @@ class PlannedComputing(ModelComputing):
         if isinstance(recipe, Applied):
             size = recipe.size
         if isinstance(recipe, Best):
+            # the best model depends on data; here the choices spread evenly over the models
             ref.choice = (ref.device or 0) % len(recipe.models)
             ref.held = recipe.models[ref.choice].held
         else:
@@ -109,7 +111,7 @@ class PlannedComputing(ModelComputing):
 
 
 class PlannedStream(Stream):
-    """Computation of models one by one, in which sums of updates are placeholders, too."""
+    """Computation of models one by one without weights: sums of models are placeholders, too."""
 
     @override
     def _add_part(self, node: ModelNode, position: int, sums: object) -> None:
@@ -207,7 +209,8 @@ class PlannedLinks(LinkedTensors):
     def save(self, encoder: Encoder, tables_bytes: int) -> None:
         """Count the size of a checkpoint, and free its models from the temporary file.
 
-        A real run, too, reads these models from the checkpoint from then on.
+        The temporary file has the models that do not fit into memory. After a checkpoint, a run
+        reads such models from the checkpoint instead.
 
         Args:
             encoder: encoder that has encoded the checkpoint, with its arrays.

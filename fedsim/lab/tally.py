@@ -1,4 +1,4 @@
-"""Learner for the trial of a forecast: counts trainings and tests, plans models without weights."""
+"""Stand-in for a run's learning, to predict a run's cost without training models."""
 
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -35,15 +35,16 @@ UsedTraining = tuple[int, Training]
 class Tally(Learner):
     """Stands in for a run's learning, to predict its cost: counts trainings and tests.
 
-    Models are planned instead of computed. Strategies see models without weights, as with
-    ``learning = "off"``. When a run would compute models, such as for a test, ``planned`` takes the
-    same steps with placeholders, to count memory.
+    Strategies see models without weights, as with ``learning = "off"``. When a run would compute
+    models, such as for a test, ``planned`` takes the same steps with placeholders for weights, to
+    count memory.
 
     Attributes:
         trainings: device and training of each result that the run uses.
         tests: count of tests of models.
         largest_call: function call that combined the most models so far.
-        planned: plans models; None if the run has no learning.
+        planned: takes the steps of computing models, without weights; None if the run has no
+            learning.
     """
 
     planned: "PlannedComputing | None" = None
@@ -116,12 +117,20 @@ class Tally(Learner):
             self.planned.scratch.free_substituted()
 
     def plan(self, models: Sequence[Ref]) -> None:
-        """Plan the final models one by one, as a run computes and writes them at its end."""
+        """Take the steps of computing models without weights, one model after the other.
+
+        Args:
+            models: the final models, which a run computes and writes at its end in this way.
+        """
         for model in models:
             _run_without_waiting(self.note_skipped([model]))
 
 
 def _run_without_waiting(coroutine: Coroutine[object, None, None]) -> None:
-    """Run a coroutine that never waits, such as the planning of models, without an event loop."""
+    """Run a coroutine without an event loop.
+
+    Args:
+        coroutine: a coroutine that never waits, as it computes no weights.
+    """
     with suppress(StopIteration):
         coroutine.send(None)

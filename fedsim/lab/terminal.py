@@ -41,7 +41,10 @@ class Console(rich.console.Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render with unprintable characters replaced; control codes of rich are kept."""
+        """Yield the text segments of a renderable, without unprintable characters.
+
+        Such characters are replaced; control codes that rich itself has added are kept.
+        """
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
                 yield segment
@@ -133,7 +136,12 @@ class RunProgress:
         self._warnings_printed = len(warnings)
 
     def _show(self, simulated_s: float, real_s: float) -> None:
-        """Update the progress bar, or print a line after the first round; ``real_s`` have passed."""
+        """Update the progress bar; without a terminal, print a line from the first round on.
+
+        Args:
+            simulated_s: simulated time until now (s).
+            real_s: real time since the start (s), from which the remaining time is estimated.
+        """
         done = share_done(self._stop, self._rounds, simulated_s)
         text = f"simulated {show_seconds(simulated_s)}, {self._word} {self._rounds}{self._accuracy}"
         if self._live is not None:

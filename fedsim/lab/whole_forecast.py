@@ -46,7 +46,7 @@ class CostHere:
         memory_bytes: peak memory (bytes).
         disk_bytes: peak size of the run folder (bytes).
         scratch_bytes: peak size of models in the folder for temporary files (bytes).
-        needs: memory and disk by the part of the scenario that needs them.
+        needs: memory and disk that each part of the scenario needs, such as its data.
     """
 
     real_s: float
@@ -79,7 +79,7 @@ class WholeForecast:
 def forecast_lines(
     scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S
 ) -> list[str]:
-    """Build a scenario, try its beginning, and return what is predicted of it as text lines.
+    """Build a scenario, run its beginning, and return a prediction of the run as text lines.
 
     Args:
         scenario: the scenario.
@@ -92,7 +92,7 @@ def forecast_lines(
 def forecast_whole(
     scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S
 ) -> WholeForecast:
-    """Build a scenario, try its beginning, and predict its cost.
+    """Build a scenario, run its beginning, and predict the cost of the whole run.
 
     Args:
         scenario: the scenario.
@@ -142,7 +142,7 @@ def _disk_bytes(needs: Sequence[Need], kept_bytes: float | None) -> float:
     """Return the peak size of the run folder (bytes).
 
     Args:
-        needs: disk by the part of the scenario.
+        needs: the needs of each part of the scenario, with its disk space.
         kept_bytes: size of the checkpoints that still exist when the final models are written
             (bytes); None if it is unknown, to assume the checkpoints' peak size.
     """
