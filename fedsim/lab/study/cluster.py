@@ -1,8 +1,9 @@
 """Workers of a Ray cluster that carry out runs, one run per worker, like ``pool`` on one machine.
 
-Nodes need not see the study's folder. This process claims each run, sends its inputs, and puts the
-parts of its folder that come back into the study's folder. A run whose worker or node is lost is
-begun again elsewhere, from its newest part.
+Nodes need not see the study's folder. This process claims each run, so that no other process
+carries it out, sends the run's data and files to a node, and stores the run folder that the node
+sends back as it grows. If a worker or node is lost, its run is begun again on another node, from
+the files that were sent last.
 """
 
 import signal
@@ -37,10 +38,11 @@ class _Active:
     Attributes:
         order: which run to carry out, and its folder.
         receiver: stores the files of the run's folder that the worker sends.
-        claim: releases this process's claim of the run when it is closed.
+        claim: lock by which no other process carries out the run; ``close`` releases it.
         attempt: count of workers that were lost with the run.
         node: description of the node, once the run has begun.
-        problem: error because of which files from the worker could not be stored.
+        problem: message of the error by which a file from the worker could not be stored; empty if
+            there was none.
     """
 
     order: RunOrder
@@ -106,7 +108,10 @@ class RayWorkers:
         return [self._ended[order_index] for order_index in range(len(orders))]
 
     def close(self) -> None:
-        """Release this process's claims of the runs that did not end; ends no workers."""
+        """Release the locks of runs that have not ended, so that other processes may do these runs.
+
+        It is called when the study ends or is interrupted. It ends no workers.
+        """
         for active in self._active.values():
             active.receiver.drop()
             active.claim.close()
@@ -115,13 +120,15 @@ class RayWorkers:
     def _begin_runs(
         self, waiting: "deque[tuple[int, RunOrder]]", elsewhere: "deque[tuple[int, RunOrder]]"
     ) -> None:
-        """Hand waiting runs to Ray while it has places; after an interrupt, end all waiting runs.
+        """Hand waiting runs to Ray while it has places for runs.
+
+        After an interrupt, no run is begun, and all waiting runs get the outcome ``interrupted``.
 
         Args:
-            waiting: runs that are not begun yet, each with its index; begun or ended ones are
-                removed.
-            elsewhere: runs that another process carries out, each with its index; such runs are
-                added.
+            waiting: runs that are not begun yet, each with its index. Runs that begin or get an
+                outcome are removed.
+            elsewhere: runs that another process carries out at present, each with its index. Such
+                runs from ``waiting`` are added, to be tried again later.
         """
         if self._interrupted:
             for order_index, order in (*waiting, *elsewhere):
@@ -144,14 +151,14 @@ class RayWorkers:
                 )
 
     def _claim_and_submit(self, order_index: int, order: RunOrder) -> None:
-        """Claim a run against other processes, and hand it to Ray unless it is already done.
+        """Lock a run against other processes, and hand it to Ray unless it is already done.
 
         Args:
             order_index: index of the run in the list of orders.
             order: the run and its folder.
 
         Raises:
-            FolderInUseError: another process has claimed the run.
+            FolderInUseError: another process carries out the run.
         """
         with ExitStack() as stack:
             stack.enter_context(claimed(order.folder))
@@ -207,7 +214,7 @@ class RayWorkers:
         return messages
 
     def _handle_news(self, order_index: int, active: _Active, news: News) -> None:
-        """Process a message of a worker: on its run folder, on its begin, or on its progress.
+        """Process a message of a worker: on a file of the run folder, the begin, or the progress.
 
         Changes of the run folder arrive in parts. A part is a series of pieces of files, and then a
         list of all files.
@@ -230,8 +237,7 @@ class RayWorkers:
     def _show_begin(self, order_index: int, news: News) -> None:
         """Show on which node and GPUs a worker has begun a run.
 
-        The node is not named if it is this process's own, and nothing is shown if there is no GPU
-        either.
+        Nothing is shown if the run is on this process's own node and uses no GPU.
 
         Args:
             order_index: index of the run in the list of orders.
@@ -274,10 +280,11 @@ class RayWorkers:
         self._store_outcome(order_index, ended)
 
     def _begin_again(self, order_index: int, active: _Active) -> bool:
-        """Hand a run whose worker was lost to Ray again, from its newest saved files.
+        """Hand a run whose worker was lost to Ray again, from the files that were sent last.
 
-        Returns False, and hands nothing over, after an interrupt, an error, or too many lost
-        workers.
+        Returns:
+            Whether the run was handed over. It is not after an interrupt, after an error, or if 20
+            workers were lost with it before.
         """
         if self._interrupted or active.problem or active.attempt >= MOST_TRIES:
             return False

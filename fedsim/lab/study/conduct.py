@@ -179,7 +179,8 @@ class Conductor:
 
     Attributes:
         study, out, workers, shard: as the arguments.
-        trials: trials of the search; None if the study has no search.
+        trials: plans the trials of the study's search (runs with other values of some keys); None
+            if the study has no search.
         seeding: adds seeds to the variants that may still be the best; None if all variants have
             the same seeds.
         ended: outcomes of all runs that were carried out.
@@ -258,8 +259,8 @@ class Conductor:
     def _try_to_build(self, run: PlannedRun) -> None:
         """Build a run without running it; raises ``FedsimError`` if the run is invalid.
 
-        If Ray carries out the runs, also record the files and data that the run reads, to send
-        them.
+        If Ray carries out the runs, the files and data that the run reads are recorded, to send
+        them to the nodes.
         """
         if self._inputs is None:
             try_to_build(run)
@@ -279,8 +280,7 @@ class Conductor:
     def _holds_lock(self) -> bool:
         """Whether this process locks the study's folder for as long as it carries out runs.
 
-        It does if the study's trials or seeds follow from results, which only one process may
-        decide.
+        It does if results decide which trials or seeds follow, as only one process may decide that.
         """
         if self.seeding is not None:
             return True
@@ -300,8 +300,8 @@ class Conductor:
     def complete(self) -> bool:
         """Whether the study has succeeded: no run failed.
 
-        A search has succeeded only if it is over and each variant has a best trial. A shard of a
-        search has succeeded if none of its runs failed.
+        A study with a search has succeeded if the search is over and each variant has a best trial,
+        even if runs failed. A shard of it has succeeded if none of the shard's runs failed.
         """
         if self.trials is None or self.shard is not None:
             return not self.failed
@@ -333,8 +333,8 @@ class Conductor:
     def forecast(self) -> StudyForecast:
         """Predict real time, memory and disk space of the study, or of each shard, on this machine.
 
-        The beginnings of some runs are tried for this. Trials of a search that will follow from
-        results are predicted with other values.
+        For this, the beginnings of some runs are carried out. The values of a search's later trials
+        depend on results, so their cost is predicted with the values of a search without results.
 
         Raises:
             ScenarioError: a scenario is invalid.
@@ -446,11 +446,11 @@ class Conductor:
     def _start_pool(self, stack: ExitStack, progress: StudyProgress) -> "WorkerPool | RayWorkers":
         """Start the workers, and lock the study's folder if only one process may carry it out.
 
-        That is so if the study's trials or seeds follow from the results of all its runs. A Ray
-        cluster is joined before the lock is taken, and left after the lock is released.
+        Only one process may if results decide which trials or seeds follow. A Ray cluster is joined
+        before the lock is taken, and left after the lock is released.
 
         Args:
-            stack: its exit ends the workers and releases the lock.
+            stack: the exit of this stack ends the workers and releases the lock.
             progress: display of the runs' progress.
         """
         if self.workers.are_on_ray:
@@ -477,7 +477,11 @@ class Conductor:
         return [run.scenario.training.device for run, _ in self.selected_runs]
 
     def _orders(self) -> list[RunOrder]:
-        """Return orders for the selected runs that are not done, failed, or another process's."""
+        """Return orders to carry out the selected runs that are missing.
+
+        Runs that are done, and runs that another process of a search carries out, are left out. So
+        are failed runs of a search.
+        """
         orders = []
         folders_of_others = set() if self.trials is None else self.trials.runs_of_others()
         for run, state in self.selected_runs:
@@ -491,9 +495,15 @@ class Conductor:
 
 
 def _refuse_partial(study: Study, only: Sequence[str], shard: StudyShard | None) -> None:
-    """Raise ``ScenarioError`` if options select a part of a study that needs all its runs.
+    """Raise ``ScenarioError`` if options select some runs of a study that needs all its runs.
 
-    Such a study searches, or adds seeds: which runs follow depends on the results of all runs.
+    A study with a search, or with rules to add seeds, needs all, as their results decide which runs
+    follow. A search may be divided into shards.
+
+    Args:
+        study: the planned study.
+        only: texts of ``--only``, which select runs.
+        shard: share of the runs that this process carries out; None for all.
     """
     if study.spec.search is not None and only:
         raise ScenarioError(

@@ -1,8 +1,8 @@
 """Forecast of what a study, or each of its shards, costs on this machine.
 
-The beginning of a run is tried for some variants, as ``fedsim check`` does for a scenario. Runs
-that were not tried cost in proportion to their predicted work (``shards.predicted_work``). Times
-are for a machine with nothing else to do.
+For some variants, the beginning of a run is carried out and measured, as ``fedsim check`` does for
+a scenario. The cost of other runs is in proportion to their predicted work
+(``shards.predicted_work``). Times are for a machine with nothing else to do.
 """
 
 import gc
@@ -48,7 +48,7 @@ class ShareCost:
 
     Attributes:
         runs: count of the runs that are not done.
-        untold: count of the runs among them whose cost could not be predicted; it is left out of
+        untold: count of the runs among these whose cost could not be predicted, and is left out of
             the sums.
         real_s: real time until the last run has ended (s).
         worker_s: sum of the real times of all workers (s).
@@ -130,7 +130,7 @@ def _spread(runs: list[PlannedRun], most: int) -> list[PlannedRun]:
 
 
 def _measure_start() -> float:
-    """Measure the real time (s) in which a worker starts and loads what learning needs."""
+    """Measure the real time (s) in which a worker process starts and imports all that it needs."""
     start_time = time.perf_counter()
     start("fedsim.lab.study.costs", "load_worker").wait()
     return time.perf_counter() - start_time
@@ -165,7 +165,7 @@ class _CostModel:
 
     Args:
         tried: the runs that were tried.
-        costs: their costs by the folder of their variant; None if the trial gave none.
+        costs: cost of each run in ``tried``, by the folder of its variant; None if it is unknown.
     """
 
     def __init__(self, tried: list[PlannedRun], costs: Mapping[str, CostHere | None]) -> None:
@@ -184,9 +184,10 @@ class _CostModel:
     def cost(self, run: PlannedRun) -> RunCost | None:
         """Return the predicted cost of a run; None if it is unknown.
 
-        If no run of the variant was tried, the cost is the run's predicted work (epochs and tasks)
-        times the median cost per work of the tried runs: those with the same strategy, or all if
-        there are none.
+        If no run of the variant was tried, time and disk are the run's predicted work (count of
+        tasks and epochs) times the median cost per work of the tried runs with the same strategy,
+        or of all tried runs if none has it. The memory of any run is the most that a tried run
+        needs.
         """
         folder = run.variant.folder
         if folder in self._costs:

@@ -1,7 +1,7 @@
 """Run of a study in a worker of a Ray cluster, whose node need not see the study's folder.
 
-The run is done in a folder of the node's own, under ``$TMPDIR``. Its messages, with the parts of its
-folder, go to an actor beside the study's process.
+The run is done in a temporary folder of the node, under ``$TMPDIR``. The worker sends messages and
+the changed files of this folder to a Ray actor on the node of the study's process.
 """
 
 import os
@@ -39,7 +39,8 @@ class FarOrder:
         attempt: count of earlier workers that were lost while they carried out the run, from 0.
         scenario: the scenario, as TOML.
         inputs: data sets and files that the run reads.
-        begun: files of the run as it was saved last; empty for a new run.
+        begun: dict from path to content of the files that the run folder had when it was saved
+            last; empty for a new run.
     """
 
     order_index: int
@@ -66,7 +67,7 @@ class Board:
         Args:
             order_index: index of the run in the list of runs that the study's process carries out.
             attempt: count of earlier workers that were lost while they carried out the run.
-            news: the message; empty to ask only.
+            news: the message; empty only to ask whether to stop.
         """
         if news:
             self._news.append((order_index, attempt, news))
@@ -76,7 +77,7 @@ class Board:
         """Return the messages since the last call, each with the run's index and attempt.
 
         Args:
-            stop: whether workers must stop, which ``report`` answers from now on.
+            stop: whether workers must stop; from now on, ``report`` returns this value.
         """
         self._stop = stop
         news = self._news
@@ -167,8 +168,9 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
 class _FolderSync:
     """Sends the files of a run's folder to the study's process while the run goes on.
 
-    ``send_if_new`` sends the changed files after each checkpoint and each writing of intermediate
-    results. Sending takes a fifth of the run's time at most.
+    ``send_if_new`` is called often during the run. It sends the changed files if there is a new
+    checkpoint or there are new intermediate results, and pauses so long after each sending that
+    sending takes at most a fifth of the run's time.
 
     Args:
         sender: sends the changed files.
@@ -183,7 +185,7 @@ class _FolderSync:
     def send_if_new(self) -> None:
         """Send the changed files if a checkpoint or intermediate results are new.
 
-        Nothing is sent if the last sending was too recent.
+        Nothing is sent for a while after each sending, four times as long as the sending took.
         """
         start = time.monotonic()
         newest = self.sender.newest

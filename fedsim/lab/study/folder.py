@@ -124,7 +124,7 @@ def state_of(folder: Path, scenario: str) -> RunState:
 
 
 def _rewrite_former_keys(text: str) -> str | None:
-    """Return the scenario of a run of an earlier version as this version writes it.
+    """Return the scenario of a run that an earlier version wrote, in the keys of this version.
 
     Args:
         text: the scenario as TOML.
@@ -212,13 +212,15 @@ def _as_json_value(value: object) -> Any:
 def claimed(folder: Path) -> AbstractContextManager[list[int]]:
     """Return a context in which this process alone carries out a run of a study.
 
-    The claim is a lock file next to the run folder, whose parent is made if it does not exist.
+    A lock file next to the run folder keeps other processes from the run. The value of the
+    context is the list of file descriptors that hold the lock. The parent of the run folder is made
+    if it does not exist.
 
     Args:
         folder: the run folder, which need not exist.
 
     Raises:
-        FolderInUseError: another process has claimed the run.
+        FolderInUseError: another process carries out the run.
     """
     files.make(folder.parent)
     return lock.locked(folder.parent, name=f".{folder.name}.lock")
@@ -227,9 +229,14 @@ def claimed(folder: Path) -> AbstractContextManager[list[int]]:
 def locked(path: Path, patience_s: float = _LOCK_WAIT_S) -> AbstractContextManager[list[int]]:
     """Make a study's folder, and return a context that locks it against other processes.
 
+    The value of the context is the list of file descriptors that hold the lock.
+
     Args:
         path: the study's folder.
         patience_s: the longest time to wait for another process (s).
+
+    Raises:
+        FolderInUseError: another process still holds the lock after ``patience_s``.
     """
     files.make(path)
     return lock.locked(path, patience_s)

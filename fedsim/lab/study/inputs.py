@@ -20,8 +20,8 @@ class CopiedFile:
     """Copy in memory of a file that a scenario names, to send it to another machine.
 
     Attributes:
-        reference: path of the file as a scenario has it, and the scenario's ``data.root``.
-        name: name of the file in its folder.
+        reference: how scenarios name the file: the path in the scenario, and ``data.root``.
+        name: name of the file, without its folder.
         pieces: the content, as uint8 arrays of at most 16 MiB each.
     """
 
@@ -44,10 +44,13 @@ class _WrittenFiles:
         self._paths: dict[Reference, Path] = {}  # of the files that are written
 
     def find(self, reference: Reference) -> Path | None:
-        """Return the path of a file's copy, written at the first call; None for other files.
+        """Return the path of a file's copy on disk, which the first call for the file writes.
 
         Args:
             reference: the file as scenarios name it.
+
+        Returns:
+            The path; None if there is no copy of the file.
         """
         file = self._files.get(reference)
         if file is not None and reference not in self._paths:
@@ -74,7 +77,8 @@ class RunInputs:
     def in_use(self, folder: Path) -> Iterator[None]:
         """Return a context in which runs read these inputs instead of this machine's own files.
 
-        Only the files that a run reads are written to disk; files of other variants stay in memory.
+        Each file is written to disk when a run first reads it; files that no run reads stay in
+        memory.
 
         Args:
             folder: an existing folder for the files.
@@ -84,10 +88,10 @@ class RunInputs:
 
 
 class StudyInputs:
-    """Data and files that the runs of a study read, collected to send them to nodes of a cluster.
+    """Collects the data and files that the runs of a study read, to send them to a cluster's nodes.
 
-    ``record`` collects them while a run of each variant is built; ``of`` returns the inputs of a
-    run.
+    ``record`` builds a run of a variant and stores what the run reads. ``of`` then returns the
+    inputs of any run.
     """
 
     def __init__(self) -> None:
@@ -110,9 +114,9 @@ class StudyInputs:
                 self._files[reference] = CopiedFile(reference, path.name, read_pieces(path))
 
     def _load_rest(self, scenario: Scenario) -> None:
-        """Read the data set and the model file of a scenario, which only a run with learning reads.
+        """Read the data set and the model file of a scenario, so that ``record`` stores them.
 
-        The caller's contexts record what is read.
+        A run that is built without learning does not read them.
         """
         is_synthetic = isinstance(scenario.data.source, Synthetic)
         if not is_synthetic and scenario.data.kept_key not in self._kept.datasets:

@@ -1,7 +1,7 @@
-"""Journal of a shared search: a storage of Optuna in the study's folder.
+"""Journal of a shared search: a file in the study's folder, in Optuna's format.
 
-Each searched variant has a study of Optuna, so that tools such as its dashboard can read the file.
-Every call must be made under the lock of the study's folder.
+In the file, each searched variant is a study of Optuna, so that tools such as Optuna's dashboard
+can show it. Every call must be made under the lock of the study's folder.
 """
 
 import warnings
@@ -78,7 +78,7 @@ class Journal:
 
         Args:
             line: the searched variant.
-            trial: the trial, whose index follows from the trials before.
+            trial: the trial, whose index must follow that of the last trial in the file.
             space: the search space of the variant.
         """
         import optuna
@@ -119,7 +119,7 @@ class Journal:
                 self._storage.set_trial_state_values(trial_id, OptunaState.FAIL)
 
     def _study_id(self, line: SearchedVariant) -> int:
-        """Return Optuna's ID for the trials of a variant; they get one if they have none."""
+        """Return the ID of the Optuna study with a variant's trials, which is made if missing."""
         try:
             study_id: int = self._storage.get_study_id_from_name(line.variant.label)
         except KeyError:

@@ -19,13 +19,13 @@ _REPEATABLE = ("events", "events_sha256", "models_sha256", "bytes", "accuracy")
 
 @dataclass
 class Merged:
-    """Result of ``merge``: the folders of a study's runs, by where they came from.
+    """Result of ``merge``: lists of run folders, as paths relative to the study's folder.
 
     Attributes:
-        copied: run folders that were copied, relative to the study's folder.
-        present: run folders that were in the target before the merge.
-        repeated: run folders that several sources had, with equal hashes.
-        missing: run folders that are finished in no source.
+        copied: finished runs that were copied from a source.
+        present: finished runs that were in the target before the merge.
+        repeated: runs that several sources had besides the target, all with equal results.
+        missing: runs that are finished neither in a source nor in the target.
     """
 
     copied: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
         out: the merged folder. It may be new, of an earlier merge, or one of the sources.
 
     Returns:
-        The folders of the runs, by their origin.
+        Lists of run folders: copied, present before, found in several sources, and missing.
 
     Raises:
         RunFolderError: a folder is no study's, the folders are of different studies, a run is
@@ -112,7 +112,7 @@ def _merge_run(folder: str, study_folders: Sequence[Path], target: Path, merged:
         folder: the run folder, relative to a study's folder.
         study_folders: the folders to merge.
         target: the merged folder.
-        merged: gets the run as copied, present, repeated or missing.
+        merged: lists of run folders, of which those that apply to the run get its folder.
 
     Raises:
         RunFolderError: folders have the run with different results, or it cannot be copied.

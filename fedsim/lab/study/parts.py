@@ -1,8 +1,10 @@
-"""Copies of a run folder that grow in parts: the files that changed, in pieces.
+"""Copying of a run folder to another machine while the run goes on.
 
-A part is taken while no file is written, between two records of the run. The receiver first puts the
-tables into the folder, then the newest checkpoint, last the summary, and then removes what the
-sender's folder no longer has. A copy that is killed in between can therefore be resumed.
+The sender sends all files that have changed since it last sent files, cut into pieces. It does so
+between two records of the run, while no file is written. The receiver first puts the tables into
+its copy of the folder, then the newest checkpoint and at last the summary. Then it removes the
+files that the sender's folder no longer has. Because of this order, a run can be resumed from the
+copy even if the receiver is killed in between.
 """
 
 import os
@@ -43,7 +45,9 @@ class FileStamp(NamedTuple):
 
 
 def list_files(folder: Path) -> dict[str, FileStamp]:
-    """Return the files of a run folder: a dict from path in the folder to size and time of change.
+    """Return the files of a run folder: a dict from path in the folder to a file's stamp.
+
+    A stamp has size, time of change and inode, to notice a change of the file.
 
     The lock, links and unfinished files are left out.
     """
@@ -69,7 +73,7 @@ def pieces_of(path: Path) -> Iterator[bytes]:
 def read_pieces(path: Path) -> Pieces:
     """Return the content of a file as read-only uint8 arrays of at most 16 MiB each.
 
-    Ray keeps such arrays only once, for whichever worker they are sent to.
+    Ray stores such an array only once, even if it is sent to several workers.
     """
     return [np.frombuffer(content, dtype=np.uint8) for content in pieces_of(path)]
 
@@ -113,7 +117,10 @@ class PartSender:
 
     @property
     def newest(self) -> tuple[str, ...]:
-        """Times of change of the folder's checkpoints and intermediate results, to notice new ones."""
+        """Texts with the times of change of checkpoints and intermediate results.
+
+        They differ from an earlier value of this property if a checkpoint or result is new.
+        """
         checkpoint_times = self._times_of("checkpoint/*/manifest.json")
         return (*checkpoint_times, *self._times_of(f"{LIVE}/{SUMMARY}"))
 
@@ -143,8 +150,9 @@ class PartSender:
 class PartReceiver:
     """Keeps a copy of a remote run folder, from the messages of its ``PartSender``.
 
-    ``take_piece`` stores pieces in another folder; ``complete_part`` then changes the copy in an
-    order in which it can be resumed if this process is killed in between.
+    ``take_piece`` stores received pieces of files in another folder. ``complete_part`` then moves
+    the files into the copy, in an order that keeps the copy usable for resuming the run at any
+    time.
 
     Args:
         folder: the copy, which need not exist.
@@ -163,11 +171,11 @@ class PartReceiver:
         """Append a received piece to a file that ``complete_part`` will move into the copy.
 
         Args:
-            name: path of the file in the folder.
+            name: path of the file in the run folder.
             content: the piece.
 
         Raises:
-            SimulationError: the path leads out of the folder.
+            SimulationError: the path leads out of the run folder.
         """
         inner_path = PurePosixPath(name)
         if inner_path.is_absolute() or ".." in inner_path.parts:

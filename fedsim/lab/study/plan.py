@@ -73,7 +73,7 @@ class Study:
         allow_code: whether to import code that the study names by import path.
         variants: variants at all points of the grid, point by point.
         typed: changes of the base scenarios that the user has typed with ``--set``.
-        runs_of: runs of a variant by the variant's folder, in the order of the seeds.
+        runs_of: dict from a variant's folder to the variant's runs, in the order of the seeds.
         until_sure: rule by which seeds are added; None for the same seeds of all variants.
     """
 
@@ -192,9 +192,10 @@ class Study:
         return frozenset(folder for folder, _ in selection)
 
     def _selectable_values(self) -> Iterator[tuple[Path, dict[str, str]]]:
-        """Yield the folder of each run, and a dict of what ``--only`` can select it by.
+        """Yield the folder of each run, and the values by which ``--only`` can select the run.
 
-        These are its variant, its seed, and its grid values by full and by short key, as texts.
+        The values are texts by key: the variant, the seed, and the values of the study's grid by
+        their full and by their short key (the last part).
         """
         for variant in self.variants:
             point = {key: format_value(value) for key, value in variant.point}
@@ -219,12 +220,12 @@ def _split_request(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _refuse_unknown(key: str, value: str, values_of_runs: Sequence[Mapping[str, str]]) -> None:
-    """Raise ``ScenarioError`` if no run has a value of ``--only``, or none has its key.
+    """Raise ``ScenarioError`` if ``--only KEY=VALUE`` names a key or a value that no run has.
 
     Args:
         key: the key.
         value: the value.
-        values_of_runs: values of all runs by key.
+        values_of_runs: for each run, its values by key.
     """
     options = list(dict.fromkeys(values[key] for values in values_of_runs if key in values))
     if not options:
@@ -302,10 +303,10 @@ def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
     """Read the base scenarios that a study names by path, and return the tables of all its bases.
 
     A study has a base scenario, and its sizes and parts may have their own. A seed in a base is
-    dropped.
+    removed, as the study has the seeds.
 
     Args:
-        tables: tables of a study; paths in it are replaced by the tables of the scenarios.
+        tables: tables of a study, in which each path of a base is replaced by the base's tables.
         folder: folder to which paths are relative.
     """
     owners: list[object] = [tables]
@@ -405,11 +406,17 @@ def expand_variants(spec: StudySpec) -> list[Variant]:
 
 
 def find_searched(spec: StudySpec) -> list[Variant]:
-    """Return the variants, at each point of the grid, for which the study's search tries values.
+    """Return the variants for which the study's search tries values, at each point of the grid.
+
+    The search has a range or a list of values for some keys of the scenario. Each end of a range,
+    and each value of a list, is first put into the scenario of each variant, to reject a search
+    that cannot work. Reference scenarios, such as training on all data at once, are not searched.
+
+    Args:
+        spec: a study with a search.
 
     Raises:
-        ScenarioError: a run of a variant with extreme values is invalid, or does not measure the
-            search's metric.
+        ScenarioError: such a scenario is invalid, or its run does not measure the search's metric.
     """
     assert spec.search is not None
     variants = [variant for variant in expand_variants(spec) if variant.name not in spec.references]
@@ -474,7 +481,7 @@ def plan_run(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
 
 
 class _StudySetting(NamedTuple):
-    """Setting of a study, to see whether it reaches a run.
+    """Setting that a study's file or ``--set`` makes, to check that a run of the study has it.
 
     Attributes:
         origin: ``--set``, ``base``, or the place in the study's file, such as ``sizes.full``.
@@ -514,7 +521,11 @@ def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
 def _settings_of(
     variant: Variant, spec: StudySpec, changes: Sequence[SetChange]
 ) -> Iterator[tuple[_StudySetting, bool]]:
-    """Yield the settings of a variant's scenario, and whether the scenario still has each.
+    """Yield settings of a study, and whether each has an effect on the scenario of a variant.
+
+    A change by ``--set`` has an effect if the scenario has its value. A key of the study's file has
+    an effect if the scenario has the key, with any value; a ``kind`` always has. Of the base, only
+    the keys of ``[strategy]`` that the base's own strategy does not take are yielded.
 
     Args:
         variant: the variant, at its point of the grid.
@@ -551,7 +562,7 @@ def _explain_ineffective(setting: _StudySetting, scenario: Scenario) -> str:
 
 
 def _untaken_strategy_keys(base: Mapping[str, object]) -> list[str]:
-    """Return the dotted keys in a base's section ``[strategy]`` that its kind does not take."""
+    """Return the dotted keys in a base's section ``[strategy]`` that its strategy does not take."""
     strategy = base.get("strategy")
     if not isinstance(strategy, Mapping):
         return []

@@ -1,9 +1,9 @@
 """Worker processes that carry out runs in parallel, one run per process at a time.
 
-A thread waits for each process. A worker that dies takes one run with it and is replaced. A worker
-that has used much memory is replaced after its run, since a process does not return memory to the
-system. When this process dies, its workers notice, save their runs and end. File descriptors that
-they inherit (``keep``, such as a lock) stay open until the last worker ends.
+A thread of this process waits for each worker process. If a worker dies, only its run fails, and
+another worker replaces it. A worker that has used much memory is replaced after its run, since a
+process does not return memory to the system. If this process dies, its workers notice, save their
+runs and end. A lock whose file descriptor the workers inherit lasts until the last worker ends.
 """
 
 import json
@@ -80,8 +80,8 @@ class Ended:
 class StudyProgress:
     """Shows on a console how far the runs of a study are, and how much real time is left.
 
-    Its methods are called as runs begin, report and end. A run is identified by its index in the
-    list of orders that ``begin`` received.
+    The workers' pool calls its methods when runs begin, report and end. A run is identified by its
+    index in the list of orders that ``begin`` received.
     """
 
     def __init__(self, console: Console) -> None:
@@ -102,7 +102,7 @@ class StudyProgress:
         """Start the display for a new list of runs to carry out.
 
         Args:
-            orders: the runs; their indices identify them in all methods.
+            orders: the runs, which the other methods name by their index in this list.
             finished: count of runs of the study that are already finished.
         """
         self._stop_live()
@@ -235,8 +235,9 @@ def _describe_state(run: Ended) -> str:
 def _outcome_of_death(order: RunOrder, code: int) -> Ended:
     """Return the outcome of a run whose worker process has died.
 
-    It is ``interrupted`` if a signal to stop killed the worker: batch systems send it to all
-    processes of a job, also to a worker that cannot handle it yet. Otherwise the run has failed.
+    The status is ``interrupted`` if a signal to stop killed the worker, and ``failed`` otherwise.
+    Batch systems send such a signal to all processes of a job, even to a worker that has just
+    started and cannot handle it yet.
 
     Args:
         order: the run that the worker carried out.
@@ -261,9 +262,9 @@ class WorkerPool:
     Args:
         workers: greatest number of processes.
         progress: display that is called with the workers' messages, from one thread at a time.
-        keep: file descriptors that the workers inherit, such as of a lock on the study's folder,
-            which then lasts until they end.
-        most_bytes: memory (bytes). A worker that has used more is replaced.
+        keep: file descriptors that the workers inherit. A lock on the study's folder then lasts
+            until the last worker ends.
+        most_bytes: memory (bytes). A worker that has used more is replaced after its run.
         gpus: names of GPUs, over which the workers are spread evenly; each sees only its own. Empty
             if workers see all GPUs.
     """
@@ -348,7 +349,7 @@ class WorkerPool:
         return ended
 
     def _carry_out_with(self, worker: _Process, order_index: int, order: RunOrder) -> News | None:
-        """Send an order to a worker, and pass its messages to the display until the run ends.
+        """Send an order to a worker, and show the worker's messages until the run ends.
 
         Args:
             worker: an idle worker.
@@ -379,7 +380,11 @@ class WorkerPool:
         return None
 
     def _start_worker(self) -> _Process:
-        """Start a worker process, which sees only the GPU with the fewest workers, if any."""
+        """Start a worker process.
+
+        If the pool spreads workers over GPUs, the process sees only the GPU with the fewest
+        workers.
+        """
         pipes = {
             "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,

@@ -1,9 +1,9 @@
 """Searches of a study: the space of values, the metric, and the methods that propose values.
 
 Each variant is searched separately, at each point of the grid, with the same number of trials. A
-trial is a point of the space, and its result is the mean of its runs over the study's seeds.
-Methods know only the rank of each trial. So a trial without a figure has a rank too, for example
-if it failed or missed the target. ``scenarios/studies/search.toml`` is an example.
+trial is a point of the space: one value of each searched key. Its result is the mean of the metric
+over runs with the study's seeds. Methods know only the rank of each trial, so that trials without
+a result can be ranked, too, such as failed trials. ``scenarios/studies/search.toml`` is an example.
 """
 
 import math
@@ -81,7 +81,7 @@ else:
 
 
 def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
-    """Return the figure that a search optimises, such as the time to a target.
+    """Return the measure that a search optimises, such as the time to a target accuracy.
 
     Args:
         metric: name of the search's metric.
@@ -157,8 +157,11 @@ class Range(Spec):
     def at(self, share: float) -> Number:
         """Return the value of the range at a position from its low end (0) to its high end (1).
 
-        With ``log``, positions are linear in the logarithm. Uniformly drawn positions give the
-        random values of a search.
+        With ``log``, positions are linear in the logarithm. A search draws positions uniformly to
+        get random values.
+
+        Args:
+            share: the position, 0..1.
         """
         low, high = self.ends
         start = low
@@ -176,7 +179,8 @@ class Range(Spec):
     def scenario_value(self, number: Number) -> object:
         """Convert a number of the range to a value for a scenario, with the range's unit.
 
-        A whole number keeps all its digits; any other number is rounded to four significant digits.
+        In a range of whole numbers, the number keeps all its digits. Otherwise it is rounded to
+        four significant digits.
         """
         low, high = self.ends
         if not self.is_whole:
@@ -217,7 +221,12 @@ class OneOf(RootModel[Annotated[list[object], Field(min_length=1)]]):
         return self.root
 
     def at(self, share: float) -> int:
-        """Return the index of the value at a position from the first (0) to the last (1)."""
+        """Return the index of the value at a position in the list.
+
+        Args:
+            share: the position from the list's begin (0) to its end (1), in which each value has an
+                interval of the same length.
+        """
         return min(int(share * len(self.root)), len(self.root) - 1)
 
     def scenario_value(self, index: Number) -> object:
@@ -300,7 +309,7 @@ class Search(Spec):
 
     @property
     def batch(self) -> int:
-        """Count of trials of a variant that are proposed at once, before any of them has a result."""
+        """Count of trials of a variant that are proposed together, before one of them is run."""
         return self.trials
 
     @property
@@ -395,14 +404,14 @@ def import_optuna() -> ModuleType:
 
 
 def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float]:
-    """Return the importance of each searched key for the ranks of trials, by functional ANOVA.
+    """Return how much each searched key explains of the ranks of trials, by functional ANOVA.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing
     hyperparameter importance", ICML 2014.
 
     Args:
-        space: search space of a variant.
-        results: results of the trials of the variant.
+        space: search space of a variant: candidate values by key.
+        results: values of each trial of the variant, and the number of better trials.
 
     Returns:
         Shares (0..1) by key, the greatest first. Empty if Optuna is not installed, or if there are
@@ -422,7 +431,7 @@ def _to_optuna(
     """Convert finished trials to a study of Optuna, in memory.
 
     Args:
-        space: search space of a variant.
+        space: search space of a variant: candidate values by key.
         results: values of each trial, and the number of better trials, which Optuna minimises.
         sampler: the study's sampler; None for Optuna's default.
 

@@ -1,10 +1,11 @@
-"""Seeds of a study that are added to the lines that may still be the best.
+"""Seeds of a study that are added for the variants that may still be the best.
 
-All lines run the first seeds. Then each world is decided from its results
-(``fedsim.lab.compare.sure``), and the lines that may still be the best get more seeds, until every
-world is decided or the budget is spent. The plan follows from the results alone, in the order of
-the seeds. A study whose process was killed is planned again from the beginning, which gives the
-same seeds as far as their runs are done.
+Variants are compared within a world (devices, network and data that they share). All variants run
+the first seeds. From the results, ``fedsim.lab.compare.sure`` decides for each world which variants
+may be the best. These get more seeds, until the decision for each world is final, or the budget is
+spent. The plan follows from the results alone, in the order of the seeds. A study whose
+process was killed is planned again from the beginning, which gives the same seeds as far as their
+runs are done.
 """
 
 import math
@@ -68,11 +69,16 @@ class Seeding:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more seeds are added: each world is decided, or the budget is spent."""
+        """Whether no more seeds are added.
+
+        That is so if the best variant of each world is decided, or if the budget is spent.
+        """
         return self._study.until_sure is not None and self._study.until_sure.is_over
 
     def grow(self, path: Path) -> None:
-        """Plan the seeds that are needed next; none while a planned run has not finished.
+        """Plan runs with more seeds for the variants that may still be the best.
+
+        Nothing is planned while a planned run has not finished, or if ``is_over``.
 
         Args:
             path: the study's folder.
@@ -97,10 +103,11 @@ class Seeding:
                 self.worlds.append(answer.rankings[0].decision)
 
     def _plan_more(self, path: Path) -> bool:
-        """Plan more runs of the variants that may still be the best, in each undecided world.
+        """Plan more runs of the variants that may still be the best, world by world.
 
-        A world is the devices, network and data that the compared variants share. Worlds are
-        handled in the order of the comparison, each with the rest of the budget.
+        A world is the devices, network and data that the compared variants share. Worlds whose best
+        variant is decided are left out. Each world gets what earlier worlds have left of the
+        budget.
 
         Args:
             path: the study's folder.
@@ -139,7 +146,7 @@ class Seeding:
         cost_s: Mapping[int, float],
         left_s: float,
     ) -> dict[int, int]:
-        """Return how many seeds the variants that may be the best can have within the budget.
+        """Return how many seeds the variants that may be the best get within the budget.
 
         Args:
             target_counts: count of seeds that each of these variants should have, by index of the
@@ -149,8 +156,9 @@ class Seeding:
             left_s: rest of the budget of real time (s).
 
         Returns:
-            The new count of each variant that gets more seeds, by index. Empty if the budget does
-            not allow one more seed for each of the variants with the fewest seeds.
+            The new count of each variant that gets more seeds, by index; all counts are equal.
+            Empty if the budget does not allow one more seed for each of the variants with the
+            fewest seeds.
         """
         runs_left = self.most_runs - len(self._study.runs)
         least_count = min(counts[variant_index] for variant_index in target_counts) + 1
@@ -175,7 +183,7 @@ class Seeding:
     def _plan_seeds(self, variant_index: int, old_count: int, new_count: int) -> None:
         """Plan runs of a variant until it has ``new_count`` seeds.
 
-        Other variants whose runs are the same as this variant's get the same seeds.
+        If the scenarios of several variants are equal, they share all runs, and get the same seeds.
 
         Args:
             variant_index: index of the variant in the study.
@@ -194,8 +202,8 @@ class Seeding:
     def lines_of_text(self) -> Iterator[str]:
         """Yield sentences on how many variants may still be the best, for the report to the user.
 
-        There is one for each world (devices, network and data that variants share) of which the
-        best variant is not sure yet.
+        There is one sentence for each world (devices, network and data that variants share) whose
+        best variant is not decided yet.
         """
         for world in self.worlds:
             if not world.outcome.is_over:

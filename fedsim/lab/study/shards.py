@@ -61,11 +61,12 @@ class StudyShard:
 
 
 def predicted_work(scenario: Scenario) -> float:
-    """Return the predicted work of a run in epochs of all tasks, to split runs into even shares.
+    """Return the predicted work of a run, to split runs into even shares.
 
-    Only ratios between runs of a study are meaningful. A run without a limit of rounds counts as
-    100 rounds. A round of an asynchronous strategy has as many updates as the strategy expects.
-    Where a strategy counts local steps, ten steps count as an epoch, as no data are read here.
+    The work is the count of tasks of all rounds, times 1 plus the local epochs of a task. Only
+    ratios between runs of a study are meaningful. A run without a limit of rounds counts as 100
+    rounds. A round of an asynchronous strategy has as many tasks as updates that the strategy
+    expects. If a strategy counts local steps, ten steps count as an epoch, as no data are read.
     """
     params = scenario.strategy
     rounds = params.horizon(scenario.stop).rounds or 100

@@ -1,9 +1,9 @@
 """Search that several processes carry out in one folder.
 
 A process takes as many trials as it has workers, carries out their runs, writes their results into
-the journal (``journal``), and takes the next trials. Values are proposed from the results that are
-known at that time. So trials depend on the speed of the processes, unlike the trials of a search in
-one process.
+a common file (``journal``), and takes the next trials. The values of a trial are proposed from the
+results that are known at that time, so they depend on the speed of the processes. In a search by
+one process, they do not.
 
 A process holds a lock for each of its trials. If it is killed, another process takes the trial, and
 resumes its runs from their checkpoints.
@@ -38,7 +38,7 @@ def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int)
     Args:
         study: the planned study.
         out: folder of the study.
-        shard: share of this process; None for all.
+        shard: share of the study that this process carries out; None for all.
         workers: count of trials that this process carries out at a time, if it shares the search.
 
     Raises:
@@ -122,8 +122,9 @@ class SharedTrials(Trials):
     def grow(self, path: Path, try_to_build: Build) -> None:
         """Write results of this process's trials into the shared journal, and claim new trials.
 
-        Trials whose process was killed are claimed before new trials. If a run of a claimed trial
-        was lost and has no result, the claims are released instead; the next call claims the trials
+        To claim a trial is to lock it, so that no other process carries it out. Trials whose
+        process was killed are claimed before new trials. If a run of a claimed trial has no result,
+        as its worker was lost, the locks are released instead; the next call claims the trials
         again.
         """
         runs = self._find_unread_runs(path)
@@ -193,9 +194,9 @@ class SharedTrials(Trials):
         return trial
 
     def _write_results(self, journal: Journal) -> None:
-        """Write the results of this process's claimed trials, which are over, into the journal.
+        """Write the results of this process's trials into the journal, and release their locks.
 
-        Then the claims are released.
+        The runs of these trials are over.
         """
         for line in self.lines:
             for trial in line.trials:
@@ -209,7 +210,7 @@ class SharedTrials(Trials):
     def _claim_trials(self, path: Path, journal: Journal) -> None:
         """Claim as many trials for this process as it has workers.
 
-        Trials that were proposed before but that no process carries out come first, then new ones.
+        Proposed trials without a result that no process carries out come first, then new trials.
 
         Args:
             path: the study's folder.
@@ -239,7 +240,7 @@ class SharedTrials(Trials):
             self._claim(path, trial)
 
     def _claim(self, path: Path, trial: Trial) -> None:
-        """Claim a trial for this process by a lock file, unless another process has it."""
+        """Claim a trial for this process by a lock file, unless another process has the lock."""
         try:
             self._claims.enter_context(lock.locked(path, name=f".{trial.variant.folder}.lock"))
         except lock.FolderInUseError:

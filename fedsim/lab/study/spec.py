@@ -129,7 +129,10 @@ def _drop_keys(tables: Mapping[str, object], *keys: str) -> Tables:
 class _AsInScenario:
     """Annotation of a key of a study whose value is a scenario, or some of a scenario's tables.
 
-    It gives the key the JSON schema of a scenario; with ``or_path``, a text is valid too.
+    In the study's JSON schema, the key gets the schema of a scenario.
+
+    Attributes:
+        or_path: whether the value may also be a text, the path of a scenario.
     """
 
     or_path: bool = False
@@ -331,13 +334,13 @@ class StudySpec(Spec):
 
     @property
     def chosen_size(self) -> tuple[str, Size] | None:
-        """Name and table of the size (large or small) to run the study in; None if it has none."""
+        """Name and table of the size (large or small) to run the study in; None without sizes."""
         name = self.size or next(iter(self.sizes), None)
         return None if name is None else (name, self.sizes[name])
 
     @property
     def _grids(self) -> list[dict[str, list[object]]]:
-        """For each part of the study, the values by key of the study's and the part's grids."""
+        """Grid of each part of the study: a dict from key to values, with the study's own keys."""
         return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
     @field_validator("seeds")
@@ -426,7 +429,10 @@ class StudySpec(Spec):
         return self
 
     def _refuse_unfit(self, search: Search) -> None:
-        """Raise ``ValueError`` if the study as a whole, or a variant, does not fit the search."""
+        """Raise ``ValueError`` if the study cannot be searched.
+
+        For example, it has no target that the search's metric needs, or published figures.
+        """
         if self.until_sure is not None:
             raise ValueError(
                 "it has both a search and until_sure; which trials follow depends on the same "
@@ -457,7 +463,12 @@ class StudySpec(Spec):
             self._refuse_space(name, search.space_of(name))
 
     def _refuse_space(self, name: str, space: Collection[str]) -> None:
-        """Raise ``ValueError`` if a search has no keys for a variant, or keys it cannot vary."""
+        """Raise ``ValueError`` if a search has no keys for a variant, or keys that it cannot vary.
+
+        Args:
+            name: name of the variant.
+            space: the keys for which the search tries values.
+        """
         if not space:
             raise ValueError(
                 f"search.space has no keys for the variant {name!r}; it needs one, such as "
@@ -475,10 +486,12 @@ class StudySpec(Spec):
             )
 
     def _used_names(self) -> Iterator[tuple[str, Iterable[Any], Collection[str]]]:
-        """Yield the names that the study's file uses, to check that each is defined.
+        """Yield the names of variants, sizes and the like that the study's file uses, by place.
+
+        The caller checks that each name is defined.
 
         Yields:
-            Description of the place for an error, names used there, and allowed names.
+            Description of the place for an error message, names used there, and allowed names.
         """
         yield "a reference", self.references, REFERENCES
         if self.baseline is not None:

@@ -1,9 +1,9 @@
 """Trials of a study's search, planned in batches that follow from the results of earlier trials.
 
-Results are read from the run folders, in the order of the trials. A search whose process was
-killed is planned again from the beginning, which gives the same trials as far as their runs are
-done. A trial is over when each of its runs is done, or ended with an error. A run whose process
-was lost is repeated.
+A trial is a variant with certain values of the searched keys, which runs once with each seed. A
+trial is over when each of its runs is done or has failed. A run whose process was lost is repeated.
+Results are read from the run folders, in the order of the trials. A search whose process was killed
+is planned again from the beginning, which gives the same trials as far as their runs are done.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,7 +76,9 @@ class Trial:
         return sum(figures) / len(figures)
 
     def final_rank(self, *, is_maximised: bool) -> "TrialRank":
-        """Return the key by which trials are sorted, the best one first, by state and all runs.
+        """Return the key by which trials are sorted, the best one first.
+
+        Trials that are done come before other trials. Results of all runs are compared.
 
         Args:
             is_maximised: whether greater values of the metric are better.
@@ -85,7 +87,7 @@ class Trial:
         return rank._replace(state=_ORDER_OF_STATES[self.state])
 
     def rank_after(self, runs: int, *, is_maximised: bool) -> "TrialRank":
-        """Return the key by which open trials are sorted, the best one first.
+        """Return the key by which trials are sorted after some of their runs, the best one first.
 
         Args:
             runs: count of runs to compare, from the first seed on.
@@ -102,7 +104,7 @@ class Trial:
 
 
 class TrialRank(NamedTuple):
-    """Sort key of a trial: the least is the best.
+    """Sort key of a trial, which compares the attributes in their order: the least key is the best.
 
     Attributes:
         state: 0 for a trial that is done, or if states are not compared; more for others.
@@ -146,7 +148,7 @@ class Trials:
 
     Attributes:
         lines: the searched variants with their trials.
-        batches: count of the times that runs of trials were planned for this process.
+        batches: count of the times that runs were planned for this process, to notice new runs.
     """
 
     def __init__(self, study: Study, search: Search) -> None:
@@ -238,7 +240,7 @@ class Trials:
         return [trial for trial in self._batch if trial.state == "open"]
 
     def _find_unread_runs(self, path: Path) -> list[TrialRun]:
-        """Return the runs of open trials whose results are not stored, over or not."""
+        """Return the runs of open trials whose results are not stored yet, also unfinished runs."""
         runs = []
         for trial in self._open:
             planned_runs = self.study.runs_of[trial.variant.folder]
@@ -258,7 +260,10 @@ class Trials:
                 trial.nearest.append(values[BEST.name] or 0.0)
 
     def _results(self, line: SearchedVariant) -> list[TrialResult]:
-        """Return each trial's values, and the number of better trials, which the search minimises."""
+        """Return the values of each trial of a variant, and the count of trials that are better.
+
+        A search minimises this count.
+        """
         ranks = [*map(self._final_rank, line.trials)]
         results = []
         for trial, rank in zip(line.trials, ranks, strict=True):
@@ -282,11 +287,12 @@ class Trials:
     def _plan_runs(self, path: Path, try_to_build: Build) -> None:
         """Plan runs of open trials for the next seeds, and refuse trials with invalid scenarios.
 
-        The seeds of a search are run in groups, after each of which bad trials are pruned.
+        If the search prunes, the seeds are run one by one, and bad trials are stopped after each
+        seed. Otherwise all seeds are planned at once.
 
         Args:
             path: the study's folder.
-            try_to_build: raises ``ScenarioError`` if a run is invalid.
+            try_to_build: builds a run; raises ``ScenarioError`` if the run is invalid.
 
         Raises:
             ScenarioError: all trials of a variant are refused.
@@ -327,9 +333,10 @@ class Trials:
         return runs
 
     def _prune_trials(self) -> None:
-        """Prune open trials that are worse than the median trial of their variant.
+        """Stop open trials that are worse than the median trial of their variant.
 
-        Trials are compared by the seeds that were run so far, and only if there are more than four.
+        Trials are compared by the seeds that were run so far. With four trials or fewer, no trial
+        is stopped.
         """
         seed_count = self._group_index  # groups have one seed each if trials are pruned
         for line in self.lines:
@@ -427,7 +434,7 @@ class Trials:
         return [f"the best of all{reaches}: {self._describe_best(best_variant)}", *texts]
 
     def _describe_best(self, line: SearchedVariant) -> str:
-        """Return a sentence on a variant's best trial, its values, and their importance."""
+        """Return a sentence on a variant's best trial, its values, and the keys' importance."""
         states = [trial.state for trial in line.trials]
         counts = counted(len(states), "trial")
         for state in ("pruned", "failed", "refused"):
@@ -456,7 +463,7 @@ class Trials:
 
 
 def are_over(runs: Iterable[TrialRun]) -> bool:
-    """Whether each of some runs is done or has failed.
+    """Whether all of some runs are done or have failed.
 
     Args:
         runs: trial and folder of each run.
@@ -465,7 +472,7 @@ def are_over(runs: Iterable[TrialRun]) -> bool:
 
 
 def has_failed(folder: Path) -> bool:
-    """Whether the run in a folder has failed; it is not repeated."""
+    """Whether the run in a folder ended with an error, by its summary; it is not repeated then."""
     return bool(files.summarised_status(folder) == "failed")
 
 

@@ -55,9 +55,9 @@ class UntilSure(Spec):
     most_time: PositiveSeconds | None = None
 
     def first_seeds(self, seeds: list[int]) -> list[int]:
-        """Return the seeds that all variants run: the study's, with more added if they are under 5.
+        """Return the seeds that all variants run: the study's seeds, and more up to five.
 
-        A decision on the best variant needs at least five.
+        A decision on the best variant needs five seeds.
 
         Args:
             seeds: the study's seeds.
@@ -66,6 +66,6 @@ class UntilSure(Spec):
 
 
 def next_seeds(seeds: list[int], count: int) -> list[int]:
-    """Return the next ``count`` seeds after the greatest of ``seeds``; none if ``count`` < 1."""
+    """Return the ``count`` whole numbers after the greatest of ``seeds``; none if ``count`` < 1."""
     first = max(seeds) + 1
     return [*range(first, first + max(0, count))]

@@ -1,4 +1,4 @@
-"""Variants of a study, and the layers of changes that make their scenarios."""
+"""Variants of a study, and the changes of the base scenario that make a variant's scenario."""
 
 import hashlib
 import re
@@ -91,15 +91,21 @@ def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
 
 
 def merge(layers: VariantLayers) -> Tables:
-    """Merge a base scenario and its changes into one scenario; later tables win."""
+    """Merge a base scenario and its changes into one scenario; later tables override earlier ones.
+
+    Args:
+        layers: dict from origin in the study's file to the tables there, as ``layers_of`` returns
+            it.
+    """
     tables: Tables = reduce(changed, layers.values(), {})
     return tables
 
 
 def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
-    """Return a text for people on the part of a study that decides a key's value, and the value.
+    """Return a text on which table of a study decides a key's value, and on the value.
 
-    It is the last part that sets the key or a table above it.
+    An example is ``variants.slow says training.lr = 0.1``. The last table that sets the key, or a
+    table that contains it, decides.
 
     Args:
         layers: dict from origin in the study's file to the tables there, as ``layers_of`` returns

@@ -1,8 +1,8 @@
 """Worker process that carries out runs one after another, in the order of its parent's orders.
 
-Orders arrive on standard input and news leave on standard output, one line of JSON each. Signals,
-which the parent passes on, interrupt the active run, which saves itself. The end of standard input
-does the same, because the parent is gone.
+Orders arrive on standard input, and messages leave on standard output, one line of JSON each.
+Signals, which the parent passes on, interrupt the active run, which is saved. The end of standard
+input interrupts it too, because it means that the parent has ended.
 """
 
 import asyncio
@@ -46,7 +46,8 @@ class SentOrder(TypedDict):
     Attributes:
         scenario: the scenario, as TOML.
         folder: the run's folder.
-        waits: whether to wait if another process carries out the run.
+        waits: whether to wait if another process carries out the run; if not, the outcome then has
+            the status ``elsewhere``.
     """
 
     scenario: str
@@ -73,7 +74,11 @@ class Worker:
         self._stopping = False
 
     def stop(self, number: int, *_: object) -> None:
-        """Signal handler that interrupts the active run, which is saved, and all later runs."""
+        """Signal handler that interrupts the active run, which is saved; later runs do not begin.
+
+        Args:
+            number: the signal.
+        """
         self._stopping = True
         if self._job is not None:
             end_soon(self._job, number)
@@ -81,7 +86,7 @@ class Worker:
     def carry_out(self, order: SentOrder) -> None:
         """Start or resume a run and wait for its end, then send its outcome and the peak memory.
 
-        An error of the run becomes its outcome.
+        If the run raises an error, its outcome has the status ``failed`` and the error's message.
         """
         folder = Path(order["folder"])
         try:
@@ -96,15 +101,15 @@ class Worker:
         self._send_news(event="ended", run=outcome, peak_bytes=peak_bytes)
 
     def _carry_out_alone(self, text: str, folder: Path, *, waits: bool) -> RecordData:
-        """Claim a run against other processes and carry it out; return its outcome.
+        """Carry out a run under a lock, so that no other process does, and return its outcome.
 
         If the run is done already, nothing is run.
 
         Args:
             text: the run's scenario, as TOML.
             folder: the run folder.
-            waits: whether to wait if another process has claimed the run. Otherwise the outcome
-                then has the status ``elsewhere``.
+            waits: whether to wait if another process carries out the run. If not, the outcome then
+                has the status ``elsewhere``.
         """
         while not self._stopping:
             try:
@@ -120,7 +125,13 @@ class Worker:
         return describe_outcome(summary=None)  # interrupted
 
     def _run(self, text: str, folder: Path, state: str) -> RecordData | None:
-        """Run or resume a scenario, and return its summary; None if interrupted before."""
+        """Run or resume a scenario, and return its summary; None if interrupted before it began.
+
+        Args:
+            text: the run's scenario, as TOML.
+            folder: the run folder.
+            state: ``resume`` from a checkpoint, ``anew``, or ``new`` without a folder.
+        """
         if self._stopping:
             return None
         # without ``code_from_file``: the parent has checked already that the user allows the code
@@ -151,7 +162,10 @@ class Worker:
         return asyncio.run(job.execute()).summary
 
     def _prepare(self, scenario: Scenario, folder: Path, state: str) -> Job:
-        """Build the job of a run: resumed from its checkpoint if there is a usable one, or new."""
+        """Build a run, from its checkpoint if ``state`` is ``resume`` and the checkpoint is usable.
+
+        Otherwise an earlier run folder, if any, is removed, and the run begins anew.
+        """
         if state == "resume":
             try:
                 return Job(scenario, folder, Inline(), resume=True)
@@ -169,7 +183,7 @@ def describe_failure(error: Exception, folder: Path | None = None) -> str:
 
     Args:
         error: the error.
-        folder: the folder of the run, for errors that are not fedsim's own.
+        folder: the folder of the run, which the message names if the disk is full.
     """
     return str(error) if isinstance(error, FedsimError) else show_error(error, folder)
 
