@@ -1,7 +1,7 @@
-"""Unpacking of named files from archives that may be hostile.
+"""Unpacking of single files from archives that may be hostile.
 
-The catalogue names the written files; names in an archive are never used as paths. Only regular
-files are read, and none beyond its expected size.
+The catalogue of data sets names the files to write; names in an archive are never used as paths.
+Only regular files are read, and no more of a file than its expected size.
 """
 
 import lzma
@@ -27,9 +27,10 @@ def unpack(archive: Path, file: RemoteFile, folder: Path, progress: FetchProgres
 
     Args:
         archive: the downloaded file.
-        file: its description, with the members.
+        file: its description, with its members, which are the files to unpack.
         folder: an existing folder.
-        progress: is called while bytes are written.
+        progress: called while bytes are written, with the name of a file, the count of its bytes so
+            far, and its size (bytes; None if unknown).
 
     Raises:
         DataError: the archive is damaged or hostile, or lacks a member; or the disk is full.
@@ -46,7 +47,12 @@ def unpack(archive: Path, file: RemoteFile, folder: Path, progress: FetchProgres
 
 @contextmanager
 def _converted_errors(name: str, folder: Path) -> Iterator[None]:
-    """Context manager that converts the errors of archives to ``DataError``."""
+    """Return a context that converts errors while a file is unpacked to ``DataError``.
+
+    Args:
+        name: name of the archive, for the message.
+        folder: folder to unpack to, which the message names if the disk is full.
+    """
     try:
         yield
     except DataError:
@@ -62,7 +68,7 @@ def _converted_errors(name: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _open_member(archive: Path, file: RemoteFile, member: Member) -> Iterator[IO[bytes]]:
-    """Open one file within a downloaded archive for reading, and close it at the end of the block.
+    """Return a context in which one file of a downloaded archive is open for reading.
 
     Args:
         archive: path of the archive on the disk.
@@ -109,7 +115,15 @@ def _open_in_tar(entries: tarfile.TarFile, file: RemoteFile, member: Member) -> 
 def _copy(
     source: IO[bytes], output: IO[bytes], name: str, member: Member, progress: FetchProgress
 ) -> None:
-    """Copy an unpacked file, and raise ``DataError`` if its size is not the expected one."""
+    """Copy a file while it is unpacked; raise ``DataError`` if its size is not the expected one.
+
+    Args:
+        source: the file in the archive.
+        output: the file to write.
+        name: name of the file for messages.
+        member: description of the file, with its size or the largest size that is accepted.
+        progress: called after each written piece.
+    """
     size = 0
     while True:
         # one byte more than allowed shows that the file is too long

@@ -90,7 +90,7 @@ class RemoteFile(Spec):
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the files in the folder at the end: the unpacked files, or the download itself."""
+        """Names of the files that the data set needs: the unpacked files, or the download."""
         return list(self.members) or [self.name]
 
 

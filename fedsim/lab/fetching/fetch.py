@@ -81,7 +81,7 @@ class FetchPlan:
 
     @property
     def disk_bytes(self) -> int:
-        """Most bytes to write: the downloads, which are removed at the end, and the unpacked files."""
+        """Most disk space needed (bytes), for downloads, removed at the end, and unpacked files."""
         unpacked_bytes = 0
         for planned in self.missing:
             unpacked_bytes += sum(member.limit for member in planned.file.members.values())
@@ -89,7 +89,7 @@ class FetchPlan:
 
     @property
     def hosts(self) -> list[str]:
-        """Hosts from which files come, in the order in which they are tried."""
+        """Names of the hosts from which files come, in the order in which they are tried."""
         urls = [url for planned in self.files for url in planned.urls]
         return list(dict.fromkeys(urlsplit(url).netloc for url in urls))
 
@@ -123,7 +123,8 @@ def plan_fetch(
         name: name of the data set.
         dataset: the data set.
         root: the folder of data sets.
-        mirror: an address under which all files are found by their names; None: the publisher's.
+        mirror: address of a folder on another server that has all files by their names; None to
+            download from the publisher.
 
     Raises:
         DataError: the data set is downloaded by hand, or a file with other content is in the way.
@@ -156,7 +157,8 @@ def fetch(plan: FetchPlan, progress: FetchProgress) -> None:
 
     Args:
         plan: the plan.
-        progress: is called while bytes come in or are written.
+        progress: called while a file is downloaded or unpacked, with the name of the file, the
+            count of its bytes so far, and its size (bytes; None if unknown).
 
     Raises:
         DataError: an archive is damaged or hostile, or the disk has too little room.
@@ -195,7 +197,14 @@ def _advice(plan: FetchPlan) -> str:
 
 
 def _put(archive: Path, file: RemoteFile, folder: Path, progress: FetchProgress) -> None:
-    """Move a complete download to its place, or unpack it there."""
+    """Move a complete download to the data set's folder, or unpack it there.
+
+    Args:
+        archive: the downloaded file, which is removed from where it is.
+        file: description of the file, which states whether it is unpacked.
+        folder: folder of the data set.
+        progress: called while bytes are unpacked.
+    """
     if file.form is None:
         sync(archive)
         archive.replace(folder / file.name)

@@ -37,7 +37,12 @@ class _UnusableError(Exception):
 
 
 def check_address(url: str, option: str = "url") -> None:
-    """Raise ``ScenarioError`` if an address is not of HTTP or HTTPS with a host."""
+    """Raise ``ScenarioError`` if an address is not of HTTP or HTTPS with a host.
+
+    Args:
+        url: the address.
+        option: name of the option that has the address, for the message.
+    """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or not parts.hostname:
         raise ScenarioError(f"{option} is {url!r}; allowed are addresses with http:// or https://")
@@ -68,8 +73,9 @@ class FileTransfer:
     Attributes:
         file: the file.
         urls: its addresses, which are tried in order.
-        folder: an existing folder for the download, which keeps an incomplete one.
-        progress: is called while bytes come in.
+        folder: an existing folder for the download, in which an incomplete download is kept, too.
+        progress: called while bytes come in, with the name of the file, the count of its bytes so
+            far, and its size (bytes; None if unknown).
     """
 
     file: RemoteFile
@@ -86,7 +92,7 @@ class FileTransfer:
         return self._part.stat().st_size if self._part.is_file() else 0
 
     def run(self) -> Path:
-        """Download the file, and compare its checksum.
+        """Download the file, from where an earlier download ended, and compare its checksum.
 
         Returns:
             The path of the complete download.
@@ -113,7 +119,11 @@ class FileTransfer:
         raise DownloadError(f"{self.file.name} cannot be downloaded ({'; '.join(reasons)}){kept}")
 
     def _fetch(self, url: str) -> None:
-        """Download the file from one address, and raise ``_UnusableError`` if that fails."""
+        """Download the file from one address, in several attempts if the connection breaks.
+
+        Raises:
+            _UnusableError: the address does not send the published file.
+        """
         for _ in range(_ATTEMPTS):
             earlier_bytes = self.present()
             if not self._is_complete():
@@ -131,9 +141,9 @@ class FileTransfer:
         raise _UnusableError(f"it ended after {show_bytes(self.present())}{self._of_size()}")
 
     def _download_rest(self, url: str, earlier_bytes: int) -> None:
-        """Download the rest of the file from an address.
+        """Download the rest of the file from an address, as much as one connection brings.
 
-        A connection that breaks counts as a success if it brought bytes.
+        A connection that breaks raises no error if it brought bytes, as another may bring the rest.
 
         Args:
             url: the address.
@@ -155,7 +165,15 @@ class FileTransfer:
         return "" if self.file.bytes is None else f" of {show_bytes(self.file.bytes)}"
 
     def _connect(self, url: str, start: int) -> None:
-        """Append what an address sends from byte ``start`` on to the incomplete download."""
+        """Connect to an address, and append what it sends to the incomplete download.
+
+        Args:
+            url: the address.
+            start: index of the first byte that is requested.
+
+        Raises:
+            _UnusableError: the address does not answer, or sends something else.
+        """
         headers = {"User-Agent": f"fedsim/{__version__}", "Accept-Encoding": "identity"}
         if start:
             headers["Range"] = f"bytes={start}-"
@@ -174,7 +192,15 @@ class FileTransfer:
             raise _UnusableError(error.strerror or str(error)) from None
 
     def _receive(self, answer: http.client.HTTPResponse, start: int) -> None:
-        """Append an answer to the incomplete download, or begin anew if it has the whole file."""
+        """Append an answer to the incomplete download; begin anew if it has the whole file.
+
+        Args:
+            answer: the server's answer.
+            start: index of the first byte that was requested.
+
+        Raises:
+            _UnusableError: the answer has other bytes, or a file of another size.
+        """
         begin = _first_byte(answer)
         if begin not in (0, start):
             raise _UnusableError(f"it sends bytes from {begin} on, and {start} were asked for")
@@ -187,7 +213,17 @@ class FileTransfer:
             self._copy(answer, part, begin)
 
     def _copy(self, answer: http.client.HTTPResponse, part: IO[bytes], begin: int) -> None:
-        """Append the bytes of an answer to the incomplete download, up to the file's limit."""
+        """Append the bytes of an answer to the incomplete download.
+
+        Args:
+            answer: the server's answer.
+            part: the incomplete download.
+            begin: size of the incomplete download so far (bytes).
+
+        Raises:
+            _UnusableError: the answer has more bytes than the file may have; the download is then
+                removed.
+        """
         size = begin
         while True:
             try:

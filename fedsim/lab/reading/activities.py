@@ -24,7 +24,7 @@ _DEVICE_KINDS = ("task-end", "arrival", "departure", "shift", "shift-test", "ass
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """Interval of simulated time in a timeline, in the row of a device or edge server.
+    """Interval of simulated time, which a timeline shows in the row of a device or edge server.
 
     Attributes:
         device: ID of the device, or index of the edge server.
@@ -60,7 +60,7 @@ class StepSpan(TimeSpan):
         round: index of the task's round, if any.
         group: ID of the task's group, if any.
         outcome: outcome of the step; ``stopped`` if the step is open.
-        task_outcome: outcome of the task. The step's work was wasted unless it is ``done``.
+        task_outcome: outcome of the task. Unless it is ``done``, the step's work was wasted.
         text: JSON data of the record that ends the step; None if the step is open.
     """
 
@@ -80,13 +80,17 @@ class StepSpan(TimeSpan):
 
 @dataclass(frozen=True, slots=True)
 class MessageEnd(TimeSpan):
-    """Sender's or receiver's view of a message, for the row of this endpoint in a timeline.
+    """Message as one of its two endpoints, sender or receiver, sees it.
+
+    A timeline shows it in the row of this endpoint.
 
     Attributes:
-        name: name of the endpoint: ``device 3``, ``edge 1``, ``server``, or the name of a host of
-            the network. ``device`` is the number in it, or -1 for a server or host.
+        device: number in ``name``: ID of the device, or index of the edge server; -1 for the server
+            or a host.
+        name: name of the endpoint: ``device 3``, ``edge 1`` (an edge server), ``server``, or the
+            name of a host of the network.
         is_sent: whether the endpoint is the sender.
-        other: name of the message's second endpoint, such as ``device 3``.
+        other: name of the other endpoint, such as ``device 3``.
         delivered: bytes that arrived.
         outcome: ``done``, or the reason why the message was cut short.
     """
@@ -147,7 +151,7 @@ class MessageSpan:
         return ends
 
     def device_ends(self) -> list[MessageEnd]:
-        """Return the views of those endpoints that are devices; empty if nothing arrived."""
+        """Return the views of the endpoints that are devices; empty if no byte arrived."""
         return [end for end in self.ends() if end.is_of_device and end.delivered > 0]
 
 
@@ -169,8 +173,8 @@ class Mark:
     It is made from a record, a row of ``events.parquet``.
 
     Attributes:
-        kind: ``move`` for an assignment from one group to another, ``noticed`` for a test that
-            detected a data shift, and otherwise the kind of the record.
+        kind: ``move`` for an assignment of a device from one group to another, ``noticed`` for a
+            test that detected a data shift, and otherwise the kind of the record.
         time: simulated time (s).
         device: ID of the device, if any.
         outcome: outcome of the task if ``kind`` is ``task-end``, else None.
@@ -312,7 +316,7 @@ class Activities:
 
     @cached_property
     def messages(self) -> list[MessageSpan]:
-        """Messages of no task, for example between devices, in the order of their ends."""
+        """Messages that belong to no task, such as between devices, in the order of their ends."""
         messages = []
         for row in self.history.data("message"):
             data = row["data"]
@@ -355,7 +359,8 @@ class Activities:
     def server(self) -> list[RoundPeriod | Mark]:
         """Entries of the server's row in a timeline, in the order of the records.
 
-        They are the rounds that ended, and marks of decisions about groups, such as a clustering.
+        They are the rounds that ended, and marks of decisions about groups of devices, such as a
+        clustering.
         """
         round_starts = {row["round"]: row for row in self.history.data("round-start")}
         entries: list[RoundPeriod | Mark] = []

@@ -48,8 +48,8 @@ class Attempt:
         outcome: ``valid``; ``slow`` if the client answered without one finished epoch; ``late`` if
             the server ended the task, or the model did not fit into memory; ``lost`` if the device
             disconnected, left, or ran flat; ``stopped`` if the run ended first.
-        is_preparation: whether the task trains no model of a round. Pre-training, warm-up,
-            profiling and questions of the server are preparations.
+        is_preparation: whether the task trains no model of a round, such as pre-training, warm-up,
+            profiling, or an answer to a question of the server.
         steps: steps of the task, in order.
         training_limit: the most time for training (s) in the task's round; None if it has no limit.
         splits: whether the device reported in this round that it has split its data (CATA-Fed).
@@ -169,7 +169,11 @@ class Attempts:
 
     @cached_property
     def steps(self) -> list[StepSpan]:
-        """All steps of the run's tasks; trainings that only prepare are ``pre-training``."""
+        """All steps of the run's tasks, task by task, each task's steps in order of time.
+
+        The kind of a training that trains no model of a round, such as in a task that decides a
+        device's group, is ``pre-training``.
+        """
         preparing = {attempt.task for attempt in self.all if attempt.is_preparation}
         steps = []
         for step in self.activities.steps:
@@ -181,7 +185,7 @@ class Attempts:
 
     @cached_property
     def trained(self) -> list[int]:
-        """Indices of the rounds that the server began and in which a device trained."""
+        """Indices of the rounds in which a device trained; empty if the strategy has no rounds."""
         with_training = {attempt.round for attempt in self.all if attempt.trains}
         return [number for number in self.openings if number in with_training]
 
@@ -203,11 +207,14 @@ def _int_or_none(value: float | None) -> int | None:
 
 
 def _purposes(steps: Iterable[StepSpan], kind: str) -> list[str]:
-    """Return the purposes, such as ``update``, of what tasks received or sent, in order.
+    """Return the purposes, such as ``update``, of the contents that tasks received or sent.
 
     Args:
         steps: steps of tasks.
-        kind: ``download`` for what they received, ``upload`` for what they sent.
+        kind: ``download`` for received contents, ``upload`` for sent contents.
+
+    Returns:
+        A text for each part of each message, in order.
     """
     purposes = []
     for step in steps:
@@ -219,11 +226,11 @@ def _purposes(steps: Iterable[StepSpan], kind: str) -> list[str]:
 
 
 def _is_preparation(steps: Sequence[StepSpan], task_outcome: str, sends_models: bool) -> bool:
-    """Whether a task only prepares: it trains no model of a round, as in profiling or pre-training.
+    """Whether a task trains no model of a round, as in profiling or pre-training.
 
-    A task that received or sent anything else than a round's model and its update prepares. So does
-    a task that received nothing, if the run's server sends models: its device trains a model that
-    it has kept.
+    This is so for a task that is done without a training. If the server sends models, it is also so
+    for a task that neither received a round's model nor sent an update, but sent or received
+    something else, or began to train a model that the device has kept.
 
     Args:
         steps: steps of the task.

@@ -1,7 +1,7 @@
-"""Fairness of a run's selections of devices, and of accuracies.
+"""Fairness of a run: how evenly it selected devices, and how equal accuracies are.
 
-A selection is a task of a round, or of a model version if the strategy has no rounds. Reports,
-profiling and tests are no selections.
+A selection is a task of a round, or of a model version if the strategy has no rounds. Tasks outside
+of rounds, such as reports, profiling and tests, are no selections.
 """
 
 import math
@@ -47,7 +47,10 @@ def worst_decile(values: Iterable[float]) -> float:
 
 
 def selectable(run: RunFolder) -> int:
-    """Return the count of a run's devices that strategies may select, arrived or not."""
+    """Return the count of devices that a run's strategy may select, also before they arrive.
+
+    Devices that only test models (``population.tested_only``) are left out.
+    """
     return run.population - int(run.scenario["population"].get("tested_only") or 0)
 
 

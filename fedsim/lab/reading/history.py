@@ -38,7 +38,7 @@ class History:
         return events.assign(period=rounds.searchsorted(events.index))
 
     def of(self, *kinds: str) -> pd.DataFrame:
-        """Return a DataFrame of the records of some kinds, such as ``task-end``."""
+        """Return a DataFrame with all records of the given kinds, such as ``task-end``."""
         return self.events[self.events["kind"].isin(kinds)]
 
     def data(self, *kinds: str) -> list[RecordData]:
@@ -165,9 +165,9 @@ class History:
 
     @property
     def devices_with_phases(self) -> Ints:
-        """IDs, ascending, of the devices whose phases of absence the run has recorded.
+        """IDs, ascending, of the devices for which the run has recorded when they were reachable.
 
-        Only for these devices ``away`` has intervals. Empty for an unfinished run.
+        For other devices, ``away`` has no such intervals. Empty for an unfinished run.
         """
         return self._phases["device"].unique()
 
@@ -280,13 +280,13 @@ class History:
     def final(self) -> "pd.Series[int]":
         """Group of each device at its departure or the run's end; -1 for no group.
 
-        It is indexed by the ID of each device that ever arrived.
+        The index of the series has the ID of each device that ever arrived.
         """
         return self.stays.groupby("device")["group"].last()
 
     @property
     def members_at_end(self) -> dict[int, int]:
-        """Dict from group (-1: no group) to its count of devices present at the run's end."""
+        """Dict from group (-1: no group) to the count of its devices present at the run's end."""
         last = self.stays.groupby("device").last()
         staying = last[last["end"] >= self.end]
         groups, counts = np.unique(staying["group"].to_numpy(np.int64), return_counts=True)
@@ -295,8 +295,8 @@ class History:
     def order(self) -> Ints:
         """Return the IDs of all devices that ever arrived, in the order of rows in pictures.
 
-        They are sorted by last group, within a group by the time of their first assignment. Devices
-        that have no group are last.
+        The devices are sorted by their last group, and within a group by the time of their first
+        assignment to any group. Devices without a group are last.
         """
         final = self.final
         first_time = self.moves.groupby("device")["time"].min().reindex(final.index)

@@ -100,7 +100,7 @@ class StudyIndex(_IndexPart):
         targets: accuracies (0..1), or texts ``metric=value``, at which costs are compared.
         goal: quantity by which variants are ranked, such as ``bytes``; None for the default.
         budget: dict from name of a cost to its limit, for the best accuracy within the budget.
-        seeds: seeds of the runs of each variant; with ``until_sure``, some variants have more.
+        seeds: seeds of all runs; with ``until_sure``, some variants have only the first of them.
         until_sure: rule by which seeds are added; None if all variants have the same seeds.
         variants: variants in the order of the study's tables.
     """
@@ -174,10 +174,10 @@ def write_index(path: Path, index: StudyIndex) -> None:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """Return a distinct name for each folder, with as few of the last parts of its path as needed.
+    """Return a distinct name for each folder: the last part of its path, or more parts if needed.
 
-    All names have the same count of parts. If two paths are equal, each name is the position of the
-    path, from 1, and its last part.
+    All names have the same count of parts, separated by ``/``. If two paths are equal, each name is
+    the path's position in ``paths``, from 1, and its last part, such as ``2-runs``.
     """
     parts_of_paths = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts_of_paths), default=0)):

@@ -23,7 +23,7 @@ _MOST_NOTE_CHARACTERS = 300  # most characters of a note
 
 @dataclass
 class RunNews:
-    """Progress of an active run, or the error of a failed one, as a progress file has it.
+    """Entry of a study's progress file: progress of an active run, or the error of a failed run.
 
     Attributes:
         share: part of the run that is done (0..1).
@@ -53,9 +53,7 @@ class ProgressFile:
         self._written_at = time.monotonic()
 
     def take_share(self, label: str, share: float) -> None:
-        """Store the progress of a run (0..1).
-
-        The file is written if it was not written just before.
+        """Store the progress of a run, and write the file unless it was written just before.
 
         Args:
             label: name of the run.
@@ -65,19 +63,17 @@ class ProgressFile:
         self._write()
 
     def take_note(self, label: str, note: str) -> None:
-        """Store a line of text about a run, such as its node.
-
-        The file is written if it was not written just before.
+        """Store a line of text about a run, and write the file unless it was written just before.
 
         Args:
             label: name of the run.
-            note: the line.
+            note: the line, such as the name of the run's node.
         """
         self._news_of(label).note = clean(note, _MOST_NOTE_CHARACTERS)
         self._write()
 
     def end(self, label: str, error: str) -> None:
-        """Store that a run has ended: forget it, or keep it with its error if it has failed.
+        """Remove a run that has ended from the file, or list its error there if it has failed.
 
         Args:
             label: name of the run.
@@ -89,7 +85,7 @@ class ProgressFile:
         self._write()
 
     def close(self) -> None:
-        """Remove the file; if runs have failed, keep the file with only these."""
+        """Remove the file; if runs have failed, keep the file with only the failed runs."""
         self._runs = {label: news for label, news in self._runs.items() if news.failed}
         if self._runs:
             self._write(is_last=True)

@@ -17,7 +17,7 @@ class Target(NamedTuple):
     """Value of a metric that a test of the model has to reach.
 
     Attributes:
-        value: the value; of an accuracy in 0..1.
+        value: the value; 0..1 for an accuracy.
         metric: ``accuracy``, or another column of the table of rounds.
     """
 
@@ -80,8 +80,9 @@ def costs_until_target(
         summary: summary of the run.
 
     Returns:
-        Costs by name: ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` and ``cost``. A
-        cost is None if a round lacks it, and all are None if no test reached the target.
+        Costs by name: ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` (of CO2) and
+        ``cost`` (money). A cost is None if a round lacks it, and all are None if no test reached
+        the target.
     """
     target = Target.read(target)
     traffic = 0.0
@@ -102,7 +103,7 @@ def best_accuracy_within(rows: Sequence[RecordData], budget: Mapping[str, float]
     Args:
         rows: rows of ``rounds.parquet``.
         budget: dict from name of a cost (``time`` (s), ``bytes``, ``joules``, ``grams`` or
-            ``cost``) to its limit. A cost that was not counted exceeds any limit.
+            ``cost``) to its limit. A cost that the run did not count exceeds any limit.
 
     Returns:
         The accuracy (0..1); None if there was no test within the budget.
@@ -134,8 +135,8 @@ def costs_to(
         summary: summary of the run.
 
     Returns:
-        Costs by name: ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` and ``cost``; NaN
-        if a cost was not counted, or if no test reached the target.
+        Costs by name: ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` (of CO2) and
+        ``cost`` (money); NaN if a cost was not counted, or if no test reached the target.
     """
     costs = costs_until_target(rows, target, summary)
     return {name: math.nan if value is None else value for name, value in costs.items()}

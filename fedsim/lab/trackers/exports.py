@@ -86,9 +86,7 @@ class Export:
         return 0 if self.run.summary["status"] == "done" else 1
 
     def scalars(self) -> Iterator[tuple[float, int, dict[str, float]]]:
-        """Yield the metrics and bytes of each round.
-
-        They are the results of tests, the bytes of the round, and all bytes sent so far.
+        """Yield the figures of each round: metrics, bytes of the round, and all bytes so far.
 
         Yields:
             Time of the round's end (s), index of the round, and scalars by tag.
@@ -110,9 +108,7 @@ class Export:
 
 
 def exports(paths: Sequence[str | Path]) -> list[Export]:
-    """Return the runs to export that are in folders of runs and of studies.
-
-    Unfinished runs of a study are left out.
+    """Return the runs to export: the given runs, then the finished runs of the given studies.
 
     Args:
         paths: folders of runs and studies.
@@ -132,7 +128,11 @@ def exports(paths: Sequence[str | Path]) -> list[Export]:
 
 
 def _find_study_runs(path: Path) -> list[Export]:
-    """Return the finished runs of a study, each once."""
+    """Return the finished runs of a study, each once, even if several variants share it.
+
+    Raises:
+        RunFolderError: the study has no finished run.
+    """
     folders: dict[Path, None] = {}
     for variant in read_index(path).variants:
         for run in variant.runs:

@@ -69,7 +69,12 @@ def peer_load(run: RunFolder) -> Curve:
 
 
 def _load(table: "pd.DataFrame", latency: Floats) -> Curve:
-    """Return the sum of the rates (bytes/s) of transfers, each from the end of its latency (s)."""
+    """Return the sum of the rates of transfers over time (bytes/s).
+
+    Args:
+        table: transfers, with columns ``start`` (s), ``end`` (s) and ``wire_bytes``.
+        latency: time from each transfer's start until its bytes flow (s); float64 [rows].
+    """
     start = table["start"].to_numpy(float)
     end = table["end"].to_numpy(float)
     size = table["wire_bytes"].to_numpy(float)
@@ -84,7 +89,7 @@ def _load(table: "pd.DataFrame", latency: Floats) -> Curve:
 
 
 def running_sum(times: Floats, changes: Floats) -> Curve:
-    """Return a step function as the running sum of changes at given times.
+    """Return the running sum of changes at given times, as a step function of time.
 
     Args:
         times: times of the changes (s), in any order; float64 [n].

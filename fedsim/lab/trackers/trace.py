@@ -57,19 +57,19 @@ def write_trace(run: RunFolder, path: Path) -> int:
 
 
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
-    """Yield all events of a run as a Chrome trace, row by row.
+    """Yield all events of a run in the format of Chrome traces, for ``write_trace``.
 
-    ``write_trace`` calls it. A lane is a row of the trace viewer. The lane of a device shows steps
-    and phases of absence as slices. It shows as instants: lost tasks, arrivals, departures, data
-    shifts, splits of data, ends of a training's time limit (T), assignments to groups, and changes
-    of the device such as a switch-off. Trainings of tasks that only prepare are named
-    ``pre-training``. A message outside of tasks, such as one between devices, is an asynchronous
-    event in the lanes of its sender and its receiver.
+    A lane is a row of the trace viewer. The lane of a device shows steps of tasks and phases of
+    absence as slices. It shows as instants: lost tasks, arrivals, departures, data shifts, splits
+    of data, ends of a training's time limit (T), assignments to groups, and changes of the device
+    such as a switch-off. A training that trains no model of a round is named ``pre-training``. A
+    message outside of tasks, such as between devices, is an asynchronous event in the lanes of its
+    sender and its receiver.
 
     The server's lane shows rounds as slices (versions as instants), deadlines and decisions about
-    groups. Lanes of edge servers show their transfers with the server, and outages; hosts of the
-    network have lanes for their messages. Counters are the devices at work, the accuracy, and the
-    load of the server's link each way (bytes/s).
+    groups. Lanes of edge servers show transfers to and from the server, and outages. Hosts of the
+    network have lanes for their messages. Counters show the count of devices at work, the accuracy,
+    and the load of the server's link each way (bytes/s).
 
     Args:
         run: the run folder.
@@ -126,9 +126,9 @@ def _steps(attempts: Attempts) -> Iterator[TraceEvent]:
 
 
 def _instants(activities: Activities) -> Iterator[TraceEvent]:
-    """Yield an instant for each mark of a device.
+    """Yield a trace event for each instant in the life of a device, such as its arrival.
 
-    Acts of processes that concern no device are in the server's lane.
+    Changes of the world without a device, such as a new rate of a link, are in the server's lane.
     """
     for mark in activities.marks:
         if mark.device is None:
@@ -140,9 +140,9 @@ def _instants(activities: Activities) -> Iterator[TraceEvent]:
 
 
 def _attempt_instants(attempts: Attempts) -> Iterator[TraceEvent]:
-    """Yield an instant for each training whose time limit (T) ends, and for each split of data.
+    """Yield a trace event for the end of each training's time limit (T), and each split of data.
 
-    A limit that ends after the run has no instant.
+    A time limit that ends after the run has no event.
     """
     for attempt in attempts.all:
         facts = {"task": attempt.task, "round": attempt.round}
@@ -154,7 +154,7 @@ def _attempt_instants(attempts: Attempts) -> Iterator[TraceEvent]:
 
 
 def _mark_name(mark: Mark) -> str | None:
-    """Return the name of a device's mark in the trace; None if the trace has no such marks."""
+    """Return the name under which the trace shows an instant of a device; None not to show it."""
     match mark.kind:
         case "task-end":
             return _NAME_OF_LOSS.get(str(mark.outcome))
@@ -174,9 +174,10 @@ def _mark_name(mark: Mark) -> str | None:
 
 
 def _messages(activities: Activities) -> Iterator[TraceEvent]:
-    """Yield messages as asynchronous events, in the lanes of their senders and receivers.
+    """Yield the messages outside of tasks as asynchronous events.
 
-    Slices of a lane would have to nest, but messages may overlap.
+    Each message is in the lanes of its sender and its receiver. The events are no slices, because
+    messages may overlap, and slices of a lane may not.
     """
     event_id = 0
     hosts = _find_hosts(activities)
@@ -202,7 +203,12 @@ def _find_hosts(activities: Activities) -> list[str]:
 
 
 def _lane_of(end: MessageEnd, hosts: list[str]) -> tuple[int, int]:
-    """Return process and lane of the sender or receiver of a message."""
+    """Return the lane of the sender or receiver of a message, as (ID of the lane's group, ID).
+
+    Args:
+        end: the message as this sender or receiver sees it.
+        hosts: names of the network's hosts that have messages; the index in the list is the lane.
+    """
     if end.is_of_device:
         return _DEVICES, end.device
     if end.device >= 0:
@@ -264,10 +270,15 @@ def _with_outcome(name: str, outcome: str) -> str:
 
 
 def _event_arguments(number: int | None, data: RecordData) -> TraceEvent:
-    """Return the round and the data of a step or transfer, as arguments of its event.
+    """Return the details that the trace viewer shows for a step or transfer, by name.
 
-    If the data have payloads, their purposes and size in bytes are added. ``delivered`` is None if
-    all bytes were delivered, so that the viewer does not show it.
+    They are the round, the fields of the record, and, for a message, its size (bytes) and the
+    purposes of its parts. ``delivered`` is None if all bytes were delivered, so that the viewer
+    does not show it.
+
+    Args:
+        number: index of the round, if any.
+        data: fields of the record that ends the step or transfer.
     """
     facts = {"round": number, **data}
     if "payloads" not in data:
@@ -297,7 +308,7 @@ def _entry(
         process: ID of the group of lanes.
         lane: ID of the lane.
         time: simulated time (s).
-        data: arguments of the event; only texts, integers and finite numbers are kept.
+        data: details of the event by name; only texts, integers and finite numbers are kept.
         fields: other fields of the event, as the format names them.
     """
     facts = {
