@@ -41,7 +41,7 @@ def device_memory_lines(run: Run) -> list[str]:
 
 
 def _lines(run: Run, rooflines: Rooflines) -> Iterator[str]:
-    """Yield lines per kind of device: on devices that train fewer layers, and on those with none.
+    """Yield lines on each kind of device: one if devices train fewer layers, one if some cannot.
 
     Args:
         run: a run that has not begun.

@@ -122,10 +122,10 @@ def _transfers_s(run: Run, devices: range, direction: Literal["down", "up"], siz
 
 
 def _fitting_lines(run: Run) -> list[str]:
-    """Return a warning if links were fitted to a log with another count of active clients.
+    """Return a warning if the links were fitted to a log with another count of active clients.
 
-    A log shows only what its clients could send together. With more or fewer clients at a time,
-    limits may matter that the log cannot show.
+    Such a log is of a real deployment. It shows only what its clients could send together. With
+    more or fewer clients at a time, limits may matter that the log cannot show.
 
     Args:
         run: a run that has not begun.
@@ -502,13 +502,13 @@ async def _train_s(
 
 
 def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, float]:
-    """Try the beginning of a run, and extrapolate its cost to the whole run.
+    """Carry out the beginning of a run, and extrapolate its cost to the whole run.
 
     Checkpoints are not counted, nor a strategy's computations besides training, such as a
     clustering.
 
     Args:
-        trial: a trial that has been built and not begun.
+        trial: a trial of the run's beginning that has been built and not begun.
         patience_s: real time (s) for each part of the trial.
 
     Returns:

@@ -262,7 +262,8 @@ class LoadedRun:
     def availability(self) -> "pd.DataFrame":
         """DataFrame with one row per change of availability: ``device``, ``time`` (s), ``on``.
 
-        Runs of older versions do not have this table.
+        ``on`` tells whether the device can be reached from this time on. Runs of older versions do
+        not have this table.
         """
         folder = self._folder
         if folder.understood.is_former and not folder.has(files.AVAILABILITY):

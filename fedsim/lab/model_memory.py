@@ -80,7 +80,7 @@ def count_models(trial: "Beginning") -> ModelCounts:
     """Predict the count and sizes of models in a whole run, from a trial of its beginning.
 
     Args:
-        trial: the trial, which has ended.
+        trial: a trial of the run's beginning, which has ended.
     """
     run = trial.run
     devices = run.scenario.population.devices
@@ -131,7 +131,7 @@ def _trained_growth(trial: "Beginning", trained: int) -> float | None:
     The devices of all trainings are taken to be drawn at random.
 
     Args:
-        trial: the trial, which has ended.
+        trial: a trial of the run's beginning, which has ended.
         trained: count of the devices that were trained in it.
 
     Returns:
@@ -147,10 +147,12 @@ def _trained_growth(trial: "Beginning", trained: int) -> float | None:
 
 
 def _split_storage(trial: "Beginning", more_bytes: float) -> tuple[float, float]:
-    """Return the greatest sizes of stored models in memory and in the temporary file (bytes).
+    """Predict the greatest sizes (bytes) of a run's models in memory and in the temporary file.
+
+    The temporary file stores the models that do not fit into the memory for models.
 
     Args:
-        trial: the trial, which has ended.
+        trial: a trial of the run's beginning, which has ended.
         more_bytes: size of the models that are added after the trial (bytes).
     """
     planned = trial.tally.planned
@@ -172,7 +174,7 @@ def _growth_bytes(trial: "Beginning", present: "CheckpointedModels", final_model
     final models, each trained device is assumed to have one.
 
     Args:
-        trial: the trial, which has ended.
+        trial: a trial of the run's beginning, which has ended.
         present: the models that a checkpoint would contain now.
         final_models: count of models that the strategy has at the end of the trial.
     """
@@ -397,11 +399,14 @@ def updates_in_memory_lines(run: Run, largest_call: LargestCall) -> list[str]:
 def unforeseen_lines(run: Run) -> list[str]:
     """Return a text line with the reason why models may turn out larger or smaller than predicted.
 
+    Sizes are predicted from a beginning of the run without weights. Some strategies make models
+    that do not exist there, such as models of groups that depend on weights, and declare this.
+
     Args:
         run: the run.
 
     Returns:
-        The line in a list; an empty list if a trial without weights shows the sizes of all models.
+        The line in a list; an empty list if the strategy declares no such models.
     """
     reason = run.scenario.strategy.unforeseen
     return [f"sizes of models are of a trial without weights, in which {reason}"] if reason else []

@@ -142,7 +142,7 @@ def _disk_bytes(needs: Sequence[Need], kept_bytes: float | None) -> float:
     """Return the peak size of the run folder (bytes).
 
     Args:
-        needs: the needs of each part of the scenario, with its disk space.
+        needs: disk space and memory that each part of the scenario needs.
         kept_bytes: size of the checkpoints that still exist when the final models are written
             (bytes); None if it is unknown, to assume the checkpoints' peak size.
     """
@@ -157,10 +157,10 @@ def _disk_bytes(needs: Sequence[Need], kept_bytes: float | None) -> float:
 
 
 def _needs(trial: Beginning, records_bytes: float) -> tuple[list[Need], float | None]:
-    """Return the memory and disk that each part of a scenario needs, from a trial that has ended.
+    """Return the memory and disk that each part of a scenario needs.
 
     Args:
-        trial: the trial.
+        trial: a trial of the run's beginning, which has ended.
         records_bytes: size of the tables of the whole run (bytes).
 
     Returns:
@@ -220,7 +220,12 @@ def shared_link_lines(run: Run) -> list[str]:
 
 
 def _cost_lines(trial: Beginning, cost: CostHere) -> list[str]:
-    """Return text lines on the cost of a run here, from a trial that has ended."""
+    """Return text lines on the predicted cost of a run on this machine.
+
+    Args:
+        trial: the trial of the run's beginning, from which the cost was predicted.
+        cost: the cost.
+    """
     scenario = trial.run.scenario
     parts = [f"{show_seconds(cost.simulation_s)} to simulate {cost.events:.0f} events"]
     if scenario.learning == "on":

@@ -155,8 +155,8 @@ class Attempts:
     def clients(self) -> dict[int, list[Attempt]]:
         """Dict from index of a round, or model version, to the tasks of its clients.
 
-        A task within a round that only prepares, such as profiling, is left out if it was
-        successful. If it failed, its client trains no model in this round, so it counts.
+        A task within a round that trains no model of it, such as profiling, is left out if it was
+        successful. If it failed, its client trains no model in this round, so the task counts.
         """
         rounds: defaultdict[int, list[Attempt]] = defaultdict(list)
         for attempt in self.all:

@@ -1,4 +1,4 @@
-"""Parsed ``data`` fields of records."""
+"""Parsing of the field ``data`` of a run's records, which is JSON text."""
 
 from typing import Any, TypeAlias
 

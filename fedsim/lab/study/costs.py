@@ -92,7 +92,7 @@ def forecast_study(
     shards: int,
     workers: int,
 ) -> StudyForecast:
-    """Try the beginnings of runs on this machine, and predict the cost of each shard of a study.
+    """Carry out the beginnings of some runs here, and predict the cost of each shard of a study.
 
     Args:
         runs: the selected runs of the study, of all shards, in its order.
@@ -212,7 +212,7 @@ def _cost_of_share(
     workers: int,
     start_s: float,
 ) -> ShareCost:
-    """Return the predicted cost of runs that several workers carry out.
+    """Return the predicted cost of runs that several worker processes carry out.
 
     Each worker takes the next run in the list when it is free.
 

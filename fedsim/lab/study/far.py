@@ -132,6 +132,10 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
         board: handle of the Ray actor that takes the messages.
         home: ID of the node of the study's process.
         order: the run, with its data and files.
+
+    Returns:
+        The outcome: ``status`` and, if it has them, ``error``, ``accuracy`` and ``wall_s``, as in
+        ``Ended``.
     """
     import ray
 

@@ -112,7 +112,7 @@ def _merge_run(folder: str, study_folders: Sequence[Path], target: Path, merged:
         folder: the run folder, relative to a study's folder.
         study_folders: the folders to merge.
         target: the merged folder.
-        merged: lists of run folders, of which those that apply to the run get its folder.
+        merged: result of the merge so far, to whose lists the run's folder is added.
 
     Raises:
         RunFolderError: folders have the run with different results, or it cannot be copied.

@@ -259,7 +259,8 @@ def read_study(
         until_sure: keys that override keys of the study's table ``[until_sure]``.
         allow_code: whether to import code that the study names by import path; see
             ``fedsim.common.imports``.
-        tell: called with each note, see ``fedsim.load``.
+        tell: called with a message for each key dropped because ``changes`` alter the ``kind`` of
+            its table.
 
     Raises:
         ScenarioError: the study is invalid, or a file is missing.
@@ -302,7 +303,8 @@ def read_study(
 def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
     """Read the base scenarios that a study names by path, and return the tables of all its bases.
 
-    A study has a base scenario, and its sizes and parts may have their own. A seed in a base is
+    A study has a base scenario. Its sizes (such as a small one for a quick trial) and its parts
+    (some of the variants) may have their own. A seed in a base is
     removed, as the study has the seeds.
 
     Args:
@@ -551,7 +553,7 @@ def _explain_ineffective(setting: _StudySetting, scenario: Scenario) -> str:
 
     Args:
         setting: the setting.
-        scenario: the scenario of a run, whose keys beside the setting's key are proposed.
+        scenario: scenario of a run, from which the message proposes the key with the nearest name.
     """
     *parent_keys, last_key = setting.text.partition("=")[0].split(".")
     siblings = at(scenario.model_dump(), parent_keys) or {}

@@ -47,8 +47,8 @@ class RunOrder:
         label: name of the run for people.
         scenario: scenario as TOML.
         folder: the run folder. The run is started, or resumed from its checkpoint.
-        waits: whether to wait if another process carries out the run. Otherwise its outcome then
-            has the status ``elsewhere``.
+        waits: whether to wait if another process carries out the run; if not, the outcome then has
+            the status ``elsewhere``.
     """
 
     label: str
@@ -316,7 +316,7 @@ class WorkerPool:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """Kill the active workers, and wait until idle workers end."""
+        """Kill the workers that carry out a run, and wait until idle workers end."""
         self._interrupted = True
         for worker in self._workers.copy():
             if worker not in self._idle:

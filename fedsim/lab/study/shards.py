@@ -21,7 +21,7 @@ _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 @dataclass(frozen=True)
 class StudyShard:
-    """Share of a study's runs that one process carries out; others are left to other machines.
+    """Share of a study's runs that one process carries out, such as one of several machines.
 
     Attributes:
         number: index of the share, from 1.
@@ -65,8 +65,8 @@ def predicted_work(scenario: Scenario) -> float:
 
     The work is the count of tasks of all rounds, times 1 plus the local epochs of a task. Only
     ratios between runs of a study are meaningful. A run without a limit of rounds counts as 100
-    rounds. A round of an asynchronous strategy has as many tasks as updates that the strategy
-    expects. If a strategy counts local steps, ten steps count as an epoch, as no data are read.
+    rounds. A round of an asynchronous strategy has ``updates_of_round`` tasks. If a strategy counts
+    local steps, ten steps count as an epoch, as no data are read.
     """
     params = scenario.strategy
     rounds = params.horizon(scenario.stop).rounds or 100

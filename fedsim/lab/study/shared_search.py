@@ -71,8 +71,9 @@ def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int)
 class SharedTrials(Trials):
     """Plans the trials of a search that several processes carry out together.
 
-    The processes exchange trials and results through a journal file in the study's folder. Each
-    process claims the trials that it carries out by locks.
+    A trial is a variant with certain values of the searched keys. The processes exchange trials and
+    results through a journal file in the study's folder. Each process claims the trials that it
+    carries out, by a lock on each.
 
     Args:
         study: the study, to which the trials of all processes are added.
@@ -175,7 +176,7 @@ class SharedTrials(Trials):
     def _add_trial(self, line: SearchedVariant, values: dict[str, object]) -> Trial:
         """Add the next trial of a variant, and plan its runs for all seeds.
 
-        If its scenario is invalid, its state becomes ``refused``, and nothing is planned.
+        If the trial's scenario is invalid, its state becomes ``refused``, and nothing is planned.
 
         Args:
             line: the searched variant.
@@ -208,7 +209,7 @@ class SharedTrials(Trials):
         self.close()
 
     def _claim_trials(self, path: Path, journal: Journal) -> None:
-        """Claim as many trials for this process as it has workers.
+        """Lock as many trials as this process has workers, so that no other carries them out.
 
         Proposed trials without a result that no process carries out come first, then new trials.
 
@@ -225,9 +226,10 @@ class SharedTrials(Trials):
                 self._propose_one(path, line, journal)
 
     def _propose_one(self, path: Path, line: SearchedVariant, journal: Journal) -> None:
-        """Propose the next trial of a variant, write it into the journal file, and claim it.
+        """Propose the next trial of a variant, write it into the journal file, and lock it.
 
-        A trial with an invalid scenario is written as refused, and not claimed.
+        The lock keeps other processes from the trial. A trial with an invalid scenario is written
+        as refused, and not locked.
         """
         space = self.search.space_of(line.variant.name)
         # trials that are not over rank last, so that no other process tries values near them
@@ -240,7 +242,7 @@ class SharedTrials(Trials):
             self._claim(path, trial)
 
     def _claim(self, path: Path, trial: Trial) -> None:
-        """Claim a trial for this process by a lock file, unless another process has the lock."""
+        """Lock a trial, so that only this process carries it out, unless another has the lock."""
         try:
             self._claims.enter_context(lock.locked(path, name=f".{trial.variant.folder}.lock"))
         except lock.FolderInUseError:

@@ -1,4 +1,4 @@
-"""The keys of a study file, and the reference lines that it can name."""
+"""The keys of a study file, and the reference scenarios that it can add as variants."""
 
 import itertools
 import math

@@ -202,7 +202,7 @@ class Trials:
             self.grow(path, lambda run: None)
 
     def close(self) -> None:
-        """Release this process's claims of trials, so that other processes may carry them out."""
+        """Release the locks of this process's trials, so that other processes may take them."""
 
     def grow(self, path: Path, try_to_build: Build) -> None:
         """Read the results of finished runs, and plan the trials that follow from them.
@@ -248,7 +248,11 @@ class Trials:
         return runs
 
     def _store_results(self, runs: Sequence[TrialRun]) -> None:
-        """Store the metric of runs that are over; a trial with a failed run has failed."""
+        """Store the searched metric of runs in their trials; a failed run makes its trial fail.
+
+        Args:
+            runs: trial and folder of each run, which is done or has failed.
+        """
         spec = self.study.spec
         targets = [*map(Target.read, spec.target)]
         for trial, folder in runs:
@@ -365,7 +369,7 @@ class Trials:
     def write(self, path: Path) -> None:
         """Write ``trials.csv`` and, for each searched variant, the best trial's scenario.
 
-        The scenario is ``best.toml``, with the variant's name in it if there are several.
+        The scenario's file is ``best.toml``; with several variants, ``best-VARIANT.toml``.
 
         Args:
             path: the study's folder.

@@ -43,7 +43,11 @@ class Variant:
         return ", ".join(parts)
 
     def at(self, values: Mapping[str, object]) -> "Variant":
-        """Return the variant with further key and value pairs appended to its point."""
+        """Return a copy of the variant in which further keys have certain values.
+
+        Args:
+            values: dict from dotted key of the scenario to value, such as the values of a trial.
+        """
         return replace(self, point=(*self.point, *values.items()))
 
     @property

@@ -189,7 +189,9 @@ def describe_failure(error: Exception, folder: Path | None = None) -> str:
 
 
 def describe_outcome(summary: RecordData | None) -> RecordData:
-    """Return the outcome of a run as entries of a message: status, best accuracy, real time (s).
+    """Return the outcome of a run as entries of a message.
+
+    They are ``status``, ``accuracy`` (best test accuracy, 0..1) and ``wall_s`` (real time, s).
 
     Args:
         summary: the run's summary; None if the run was not begun, whose status is ``interrupted``.
