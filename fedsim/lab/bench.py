@@ -31,7 +31,7 @@ from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.conduct import run_study
 from fedsim.lab.study.loaded import load_study
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, write_text
-from fedsim.running.overrides import read_change
+from fedsim.running.overrides import Tables, read_change
 from fedsim.running.scenario import load
 from fedsim.running.shipped import shipped
 from fedsim.version import __version__
@@ -43,7 +43,7 @@ BOARD = Path(__file__).parents[1] / "running" / "scenarios" / "worlds" / "board.
 ALL = "all"
 _STUDY = "bench"
 _TABLES = "tables.csv"  # file name of the digests, in the folder of the board
-# columns of devices in digests
+# columns of devices in digests: the world determines them, and the run the others
 _DEVICE_COLUMNS = (
     "device",
     "speed",
@@ -129,27 +129,43 @@ def bench(
         ScenarioError: there are ``changes``, but all strategies are on the board.
         FedsimError: see ``run_study``.
     """
+    study = _study_of(strategies, changes)
+    run_study(study, out, seeds=seeds, workers=workers, allow_code=allow_code)
+    return lines_of(out, study["target"])
+
+
+def _study_of(strategies: Sequence[str], changes: Sequence[str]) -> Tables:
+    """Return the study ``bench`` with the given strategies as its variants, in each world.
+
+    Args:
+        strategies: names, kinds or import paths of strategies, or ``all``, as for ``bench``.
+        changes: ``key.path=value`` texts for the strategies that are not on the board.
+
+    Raises:
+        ScenarioError: there are ``changes``, but all strategies are on the board.
+    """
     study = read_toml(shipped()[_STUDY])
     board_variants = study["variants"]
-    overrides = {".".join(change.keys): change.value for change in map(read_change, changes)}
     names = [*board_variants] if ALL in strategies else list(dict.fromkeys(strategies))
-    if overrides and not set(names) - set(board_variants):
+    settings = {".".join(change.keys): change.value for change in map(read_change, changes)}
+    if settings and all(name in board_variants for name in names):
         raise ScenarioError(
             f"--set {changes[0]} has no effect: {', '.join(names)} of the board are what they are"
         )
     # a strategy with an import path has the name of its class
-    variants = {name: name.rpartition(":")[2] for name in names}
+    variant_of = {name: name.rpartition(":")[2] for name in names}
     study["variants"] = {}
-    for name, variant in variants.items():
-        settings_off_board = {"strategy.kind": name} | overrides
+    for name, variant in variant_of.items():
+        settings_off_board = {"strategy.kind": name} | settings
         study["variants"][variant] = board_variants.get(name, settings_off_board)
     for world in study["parts"].values():
+        # a world may have settings of its own for a strategy of the board
+        settings_in_world = world["variants"]
         world["variants"] = {
-            variant: world["variants"].get(name, {}) for name, variant in variants.items()
+            variant: settings_in_world.get(name, {}) for name, variant in variant_of.items()
         }
-    study["baseline"] = variants[names[0]]
-    run_study(study, out, seeds=seeds, workers=workers, allow_code=allow_code)
-    return lines_of(out, study["target"])
+    study["baseline"] = variant_of[names[0]]
+    return study
 
 
 def lines_of(out: Path, target: float) -> list[BoardLine]:

@@ -434,18 +434,15 @@ def _describe_values(described: JsonSchemaValue, tables: JsonSchemaValue) -> str
     alternatives = described.get("anyOf", [described])
     names: list[str] = []
     for schema in alternatives:
-        constants = [schema["const"]] if "const" in schema else []
-        names += map(str, schema.get("enum", constants))
+        names += _constants_of(schema)
     types: list[str] = []
     for alternative in alternatives:
         schema = _resolve(alternative, tables)
         kind = schema.get("properties", {}).get("kind") or {}
-        if "const" in kind:
-            names.append(kind["const"])
-            continue
-        is_constant = "enum" in schema or "const" in schema
         is_import_path = schema.get("pattern") == _IMPORT_PATH or "pattern" in kind
-        if not is_constant and not is_import_path:
+        if "const" in kind:  # a table of one kind, which the kind's name may replace
+            names.append(kind["const"])
+        elif not _constants_of(schema) and not is_import_path:
             types.append(_describe_type(schema, tables))
     words = []
     if names:
@@ -456,6 +453,12 @@ def _describe_values(described: JsonSchemaValue, tables: JsonSchemaValue) -> str
     if any(schema.get("pattern") == _IMPORT_PATH for schema in alternatives):
         words.append("your own as 'package.module:Class'")
     return ", or ".join(words)
+
+
+def _constants_of(schema: JsonSchemaValue) -> list[str]:
+    """Return the only values that a JSON schema allows, as text; empty if it lists none."""
+    constants = [schema["const"]] if "const" in schema else []
+    return list(map(str, schema.get("enum", constants)))
 
 
 def _describe_type(schema: JsonSchemaValue, tables: JsonSchemaValue) -> str:

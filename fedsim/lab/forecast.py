@@ -353,6 +353,21 @@ class Beginning:
         trained_devices = {device for device, _ in self.tally.trainings}
         return CheckpointedModels.of(self.run, len(trained_devices))
 
+    def _note_progress(self, record: Record) -> None:
+        """Store how far the trial is and, after some rounds, count the models that exist.
+
+        Args:
+            record: the newest record of the run.
+        """
+        self.simulated_s = record.time
+        if record.kind != "round":
+            return
+        self.rounds = record.fields["round"] + 1
+        # models are measured rarely, as this takes long if there are many
+        is_power_of_two = self.rounds & (self.rounds - 1) == 0
+        if self.core is not None and is_power_of_two:
+            self.run.simulation.between_instants(self._record_models)
+
     def _record_models(self) -> None:
         self.models_after_rounds.append(self.measure_present_models())
 
@@ -380,19 +395,13 @@ class Beginning:
             simulation.listen(recorder.take)
             start = time.perf_counter()
 
-            def watch(record: Record) -> None:
-                if record.kind == "round":
-                    self.rounds = record.fields["round"] + 1
-                    # measured rarely, as it takes long if there are many models
-                    is_power_of_two = self.rounds & (self.rounds - 1) == 0
-                    if self.core is not None and is_power_of_two:
-                        simulation.between_instants(self._record_models)
-                self.simulated_s = record.time
+            def interrupt_in_time(record: Record) -> None:
+                self._note_progress(record)
                 limit_s = patience_s if self.rounds else _FIRST_ROUND * patience_s
                 if time.perf_counter() - start >= limit_s:
                     simulation.interrupt()
 
-            simulation.listen(watch)
+            simulation.listen(interrupt_in_time)
             if self.saving is not None:
                 simulation.listen(self.saving.watch)
             self.stopped = asyncio.run(simulation.run())

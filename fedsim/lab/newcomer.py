@@ -94,6 +94,7 @@ def write_study(
     if cohort < fleet.devices:  # otherwise every selection takes all devices
         strategies_with_rounds.append("oort")
         oort = _OORT.substitute(step=f"{_round_to_two_digits(task_s):g}")
+    # FedBuff has no rounds, and thus no deadline
     cells = len(strategies_with_rounds) * len(deadlines) + 1
     fields: dict[str, object] = {
         "link": link.strip(),
@@ -114,7 +115,7 @@ def write_study(
     fields |= _fields_of_model(size_text.strip(), size)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(Template(read_text(_HERE / "study.txt")).substitute(fields), encoding="utf-8")
-    strategies = len(strategies_with_rounds) + 1  # plus FedBuff, which has no rounds
+    strategies = len(strategies_with_rounds) + 1  # and FedBuff
     counts = f"{len(deadlines)} deadlines, {strategies} strategies, 3 seeds"
     return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
 

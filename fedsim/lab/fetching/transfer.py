@@ -178,7 +178,8 @@ class FileTransfer:
         if start:
             headers["Range"] = f"bytes={start}-"
         opener = urllib.request.build_opener(_Redirects())
-        request = urllib.request.Request(url, headers=headers)  # ``url`` is http or https
+        # ``run`` has checked that ``url`` is http or https
+        request = urllib.request.Request(url, headers=headers)
         try:
             with opener.open(request, timeout=_PATIENCE_S) as answer:
                 self._receive(answer, start)

@@ -261,6 +261,7 @@ class History:
         intervals of a device have no gap between its arrival and its departure.
         """
         population = self.population[self.population["arrival"] <= self.end]
+        # a device has no group from its arrival until its first assignment
         arrivals = pd.DataFrame(
             {"device": population.index, "time": population["arrival"], "group": NO_GROUP}
         )

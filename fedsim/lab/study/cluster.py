@@ -209,7 +209,7 @@ class RayWorkers:
         try:
             messages: list[tuple[int, int, News]] = self._ray.get(future)
         except self._ray.exceptions.RayError as error:
-            # the board is on this process's node, which may be lost
+            # the actor with the messages is on this process's node, which may be lost
             raise HomeLostError from error
         return messages
 

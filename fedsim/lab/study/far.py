@@ -25,7 +25,7 @@ from fedsim.lab.study.worker import Worker
 from fedsim.records.lock import locked
 from fedsim.toolbox.ray.executor import node_beside
 
-_PREFIX = "fedsim-run-"  # of the names of runs' folders
+_PREFIX = "fedsim-run-"  # begin of the names of temporary folders, to find those of killed workers
 _PAUSE_FACTOR = 4  # least pause after a part of a run is sent, in durations of the sending
 _MOST_LINES = 100  # most lines of a run's output that are passed on
 

@@ -192,26 +192,22 @@ class PartReceiver:
             files: paths of all files that the sender's folder has.
         """
         make_folder(self._folder)
-        changed = sorted(list_files(self._incoming)) if self._incoming.is_dir() else []
-        for name in changed:
-            if not name.startswith(f"{LIVE}/"):
+        received = sorted(list_files(self._incoming)) if self._incoming.is_dir() else []
+        for name in received:
+            if _first_part(name) != LIVE:  # intermediate results need not survive a power failure
                 sync(self._incoming / name)
         # tables first: a checkpoint needs them
-        for name in changed:
+        for name in received:
             if _first_part(name) not in (CHECKPOINT, LIVE, SUMMARY):
                 self._move_file(name)
         sync(self._folder)
-        checkpoints: dict[str, None] = {}
-        for name in changed:
-            if _first_part(name) == CHECKPOINT:
-                checkpoints["/".join(name.split("/")[:2])] = None
-        for checkpoint in checkpoints:
+        for checkpoint in _checkpoints_among(received):
             # a checkpoint is named by its count of events, and the same count means the same state
             if not (self._folder / checkpoint).exists():
                 self._replace_folder(checkpoint)
-        if any(_first_part(name) == LIVE for name in changed):
+        if any(_first_part(name) == LIVE for name in received):
             self._replace_folder(LIVE)
-        if SUMMARY in changed:
+        if SUMMARY in received:  # last: it says that the run has ended
             self._move_file(SUMMARY)
         sync(self._folder)
         self._remove_unlisted(set(files))
@@ -250,3 +246,12 @@ class PartReceiver:
 
 def _first_part(name: str) -> str:
     return name.partition("/")[0]
+
+
+def _checkpoints_among(names: Sequence[str]) -> list[str]:
+    """Return the paths of the checkpoint folders that have the named files, each once, in order."""
+    folders = []
+    for name in names:
+        if _first_part(name) == CHECKPOINT:
+            folders.append("/".join(name.split("/")[:2]))
+    return list(dict.fromkeys(folders))

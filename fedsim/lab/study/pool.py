@@ -361,7 +361,7 @@ class WorkerPool:
         """
         assert worker.stdin is not None
         assert worker.stdout is not None
-        if self._interrupted:  # interrupted before the worker was started
+        if self._interrupted:  # a worker that was started after the interrupt got no signal
             return {"run": {"status": "interrupted"}, "peak_bytes": 0}
         with suppress(BrokenPipeError):  # the worker died before: its output has ended
             message = {
