@@ -287,6 +287,7 @@ def test_a_mistake_is_named_and_nothing_is_written(
         ("study.parts", "to the base, before the variants' own"),
         ("LTE links", "lte, one of the links"),
         ("message size", "messages.up.size"),
+        ("variants compared", "study.baseline"),
     ],
 )
 def test_names_are_told_with_figures_and_sources(name: str, says: str) -> None:

@@ -291,16 +291,9 @@ def _search(words: list[str]) -> list[str]:
 
     They are at most 30; a last line counts the others. Empty if no name or meaning has all words.
     """
-    meanings = {}
-    for title, entries in catalogue().items():
-        for name, line in entries:
-            meanings[f"{name}, one of the {title}"] = line
-    for path, owner, key in _every_path():
-        if not path.startswith("study.base"):
-            meanings[path] = attribute_descriptions(owner).get(key, "")
     stems = [word.removesuffix("s") if len(word) > 3 else word for word in words]
     lines = []
-    for name, meaning in meanings.items():
+    for name, meaning in _meanings().items():
         text = f"{name} {meaning}".lower()
         if all(stem in text for stem in stems):
             lines.append(f"  {name}: {meaning}")
@@ -310,6 +303,17 @@ def _search(words: list[str]) -> list[str]:
     if len(lines) > _MOST_MENTIONS:
         more = [f"  and {len(lines) - _MOST_MENTIONS} more"]
     return [f"what says {' '.join(words)}:", *lines[:_MOST_MENTIONS], *more]
+
+
+def _meanings() -> dict[str, str]:
+    """Return the meaning of each kind, by name and title, and of each key, by dotted path."""
+    meanings = {}
+    for title, entries in catalogue().items():
+        for name, line in entries:
+            meanings[f"{name}, one of the {title}"] = line
+    for path, owner, key in _every_path():
+        meanings[path] = attribute_descriptions(owner).get(key, "")
+    return meanings
 
 
 def entry_lines(title: str, entries: TitledNames) -> list[str]:
