@@ -68,6 +68,7 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
         problem = _reason_to_refuse(run, allow_code)
     is_of_this_version = run.summary.get("fedsim") == __version__ and not run.understood.is_former
     can_be_validated = can_import_all and is_of_this_version and not missing_packages
+    # a refusal for one of these reasons says nothing about the run
     if problem is not None and (not can_be_validated or is_refusal_of_code(problem)):
         unchecked.append(f"{files.SCENARIO}: it cannot be validated here ({problem})")
         problem = None

@@ -420,22 +420,13 @@ def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> Compared
     compared = {(line.strategy, line.world): line for line in (*board, *lines)}
     ranks = places([*compared.values()])
     worlds = [line.world for line in compared.values()]
-    rows: list[dict[str, Cell]] = []
+    rows = []
     for line in lines:
         rank = ranks.get((line.strategy, line.world))
         place = f"{rank} of {worlds.count(line.world)}"
         if rank is None:
             place = f"missed in {line.seeds - line.reached} of {line.seeds}"
-        rows.append(
-            {
-                "strategy": line.strategy,
-                "world": line.world,
-                "place": place,
-                "time to target": interval_of(line),
-                "bytes": None if line.bytes is None else show_bytes(line.bytes),
-                "energy": None if line.joules is None else show_joules(line.joules),
-            }
-        )
+        rows.append(_row_of(line, place))
     table = ComparedTable.of([*rows[0]], rows)
     seeds = min(line.seeds for line in lines)
     board_seeds = max((line.seeds for line in board), default=0)
@@ -446,6 +437,17 @@ def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> Compared
         f"--seeds {board_seeds}."
     )
     return replace(table, notes=(note,))
+
+
+def _row_of(line: BoardLine, place: str) -> dict[str, Cell]:
+    return {
+        "strategy": line.strategy,
+        "world": line.world,
+        "place": place,
+        "time to target": interval_of(line),
+        "bytes": None if line.bytes is None else show_bytes(line.bytes),
+        "energy": None if line.joules is None else show_joules(line.joules),
+    }
 
 
 def interval_of(line: BoardLine) -> str | None:

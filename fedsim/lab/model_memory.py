@@ -95,12 +95,7 @@ def count_models(trial: "Beginning") -> ModelCounts:
         final_models = declared
     more_bytes = of_devices_bytes * ((growth or 1.0) - 1.0)
     memory_bytes, scratch_bytes = _split_storage(trial, more_bytes)
-    saved_bytes = None
-    kept_bytes = None
-    links = None if trial.saving is None else trial.saving.links
-    if links is not None and (trial.share == 1.0 or (links.saves >= _SAVES and not more_bytes)):
-        saved_bytes = links.peak_bytes
-        kept_bytes = links.end_bytes
+    saved_bytes, kept_bytes = _checkpoint_sizes(trial, more_bytes)
     return ModelCounts(
         final_models=final_models,
         alive_bytes=present.bytes + more_bytes,
@@ -164,6 +159,24 @@ def _split_storage(trial: "Beginning", more_bytes: float) -> tuple[float, float]
     whole_models = planned.memory_bytes // model_bytes
     memory_bytes = min(all_bytes, model_bytes * whole_models)
     return memory_bytes, all_bytes - memory_bytes
+
+
+def _checkpoint_sizes(trial: "Beginning", more_bytes: float) -> tuple[float | None, float | None]:
+    """Return the greatest size of all checkpoints at a time, and the size of those kept (bytes).
+
+    They are the sizes in the trial. Both are None if the sizes of the whole run may differ: if the
+    trial saved too few checkpoints, or models are added after the trial.
+
+    Args:
+        trial: a trial of the run's beginning, which has ended.
+        more_bytes: size of the models that are added after the trial (bytes).
+    """
+    if trial.saving is None:
+        return None, None
+    links = trial.saving.links
+    if trial.share == 1.0 or (links.saves >= _SAVES and not more_bytes):
+        return links.peak_bytes, links.end_bytes
+    return None, None
 
 
 def _growth_bytes(trial: "Beginning", present: "CheckpointedModels", final_models: int) -> float:

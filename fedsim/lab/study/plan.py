@@ -386,24 +386,37 @@ def expand_variants(spec: StudySpec) -> list[Variant]:
     variants = []
     size = spec.chosen_size
     for part_name, part in (spec.parts or {"": StudyPart()}).items():
-        if part.sizes is not None and size is not None and size[0] not in part.sizes:
-            continue
-        size_and_part = []
-        if size:
-            size_and_part.append((SIZE, size[0]))
-        if part_name:
-            size_and_part.append((PART, part_name))
-        grid = spec.grid | part.grid
-        changes_of_part = part.variants or {}
-        names = spec.names if part.variants is None else part.variants
-        for values in itertools.product(*grid.values()):
-            point = (*size_and_part, *zip(grid, values, strict=True))
-            for name in names:
-                changes = changed(
-                    nest_dotted_keys(spec.variants.get(name, {})),
-                    nest_dotted_keys(changes_of_part.get(name, {})),
-                )
-                variants.append(Variant(name, point, changes))
+        if part.sizes is None or size is None or size[0] in part.sizes:
+            variants += _expand_part(spec, part_name, part)
+    return variants
+
+
+def _expand_part(spec: StudySpec, part_name: str, part: StudyPart) -> list[Variant]:
+    """Return the variants of a part of a study, each once for every point of the grid.
+
+    Args:
+        spec: the study.
+        part_name: name of the part; empty if the study has no parts.
+        part: the part, which may have further grid keys and changes of the variants.
+    """
+    size_and_part = []
+    size = spec.chosen_size
+    if size:
+        size_and_part.append((SIZE, size[0]))
+    if part_name:
+        size_and_part.append((PART, part_name))
+    grid = spec.grid | part.grid
+    changes_of_part = part.variants or {}
+    names = spec.names if part.variants is None else part.variants
+    variants = []
+    for values in itertools.product(*grid.values()):
+        point = (*size_and_part, *zip(grid, values, strict=True))
+        for name in names:
+            changes = changed(
+                nest_dotted_keys(spec.variants.get(name, {})),
+                nest_dotted_keys(changes_of_part.get(name, {})),
+            )
+            variants.append(Variant(name, point, changes))
     return variants
 
 
