@@ -1,4 +1,4 @@
-"""Studies, comparisons, audits, forecasts and calibration: the code that plans or reads runs.
+"""Code that plans or reads runs: studies, comparisons, audits, forecasts and calibration.
 
 It may import every other folder of the package except ``cli``.
 """

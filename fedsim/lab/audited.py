@@ -77,7 +77,7 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
 
 
 def _missing_packages(run: RunFolder) -> list[str]:
-    """Return a sentence (str) for each part of the scenario whose package is not installed."""
+    """Return a sentence for each part of the scenario whose package is not installed here."""
     packages = run.summary.get("packages", {})
     if not isinstance(packages, dict):
         return [f"{files.SUMMARY}: packages is no table"]

@@ -254,7 +254,12 @@ def _merged_key_lines(keys: Iterable[tuple[str, type[Spec], str]]) -> list[str]:
 
 
 class _SharedText(NamedTuple):
-    """Text lines, and the names of all things that they describe."""
+    """Text that describes several things alike.
+
+    Attributes:
+        lines: lines of the text.
+        names: names of the things.
+    """
 
     lines: tuple[str, ...]
     names: list[str]
@@ -466,7 +471,12 @@ def _constants_of(schema: JsonSchemaValue) -> list[str]:
 
 
 def _describe_type(schema: JsonSchemaValue, tables: JsonSchemaValue) -> str:
-    """Return a text on type and bounds of a value, such as ``a number, 0 or more``."""
+    """Return a text on type and bounds of a value, such as ``a number, 0 or more``.
+
+    Args:
+        schema: JSON schema of the value.
+        tables: definitions by name, to which the schema may refer.
+    """
     if "pattern" in schema:
         return str(schema.get("title"))
     if schema.get("type") == "array":

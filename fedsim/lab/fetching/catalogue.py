@@ -21,8 +21,8 @@ class Member(Spec):
     """File to unpack from a downloaded archive of a public data set.
 
     Attributes:
-        source: its name in the archive; "" in an archive with a single file without a name.
-        bytes: its size (bytes); None if only ``most`` is known.
+        source: name of the file in the archive; "" if the archive is a single file without a name.
+        bytes: size of the unpacked file (bytes); None if only ``most`` is known.
         most: the largest size that is accepted (bytes).
     """
 
@@ -50,8 +50,8 @@ class RemoteFile(Spec):
         urls: addresses, which are tried in order.
         bytes, most: size (bytes), or the largest size that is accepted if it is not known.
         sha256, md5: checksum of the downloaded file; one of the two.
-        form: how the file is unpacked; None: it is kept as it is.
-        members: files to unpack, by the name under which they are written.
+        form: format of the archive to unpack; None if the file is kept as it is.
+        members: name of a file to write -> the file to unpack from the archive.
     """
 
     name: FileName
@@ -80,12 +80,12 @@ class RemoteFile(Spec):
 
     @property
     def algorithm(self) -> Literal["sha256", "md5"]:
-        """Name of the checksum's algorithm."""
+        """Algorithm of the published checksum."""
         return "md5" if self.sha256 is None else "sha256"
 
     @property
     def checksum(self) -> str:
-        """The checksum, in hexadecimal digits."""
+        """Published checksum of the download, in hexadecimal digits."""
         return self.sha256 or self.md5 or ""
 
     @property
@@ -98,12 +98,12 @@ class RemoteDataset(Spec):
     """Public data set that ``fedsim data fetch`` downloads, or explains how to get by hand.
 
     Attributes:
-        title: what it is, and its authors.
-        folder: folder of its files, under the folder of data sets.
+        title: title and authors of the data set.
+        folder: folder of its files, under the folder of all data sets.
         licence: its licence, in words.
-        page: page of its publisher.
-        use: how a scenario uses it.
-        files: its files; none if it is downloaded by hand.
+        page: address of its publisher's page.
+        use: how a scenario uses the data set.
+        files: its files; empty if it has to be downloaded by hand.
         by_hand: the files to put into the folder by hand; "" if they are downloaded.
     """
 

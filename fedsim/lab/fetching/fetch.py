@@ -1,4 +1,4 @@
-"""The fetching of a public data set into a folder of data sets."""
+"""Download of a public data set into the folder of data sets."""
 
 import json
 import shutil
@@ -76,7 +76,7 @@ class FetchPlan:
 
     @property
     def download_bytes(self) -> int:
-        """Bytes to download; at most, if the size of a file is not known."""
+        """Bytes to download, or the most that they can be if the size of a file is not known."""
         return sum(max(0, planned.file.limit - planned.present) for planned in self.missing)
 
     @property
@@ -276,6 +276,10 @@ def _write_receipt(folder: Path, planned: PlannedFile) -> None:
     """Add the files that were fetched to the receipt, a file in the data set's folder.
 
     The receipt lists size, addresses and checksum of each fetched file.
+
+    Args:
+        folder: folder of the data set.
+        planned: the download, whose files are in the folder now.
     """
     try:
         table = read_json(folder / RECEIPT)["files"]
@@ -292,4 +296,4 @@ def _write_receipt(folder: Path, planned: PlannedFile) -> None:
 
 
 def _report_nothing(name: str, size: int, total: int | None) -> None:
-    """Report no progress."""
+    """Receive the progress of a download without showing it."""

@@ -33,7 +33,7 @@ class DownloadError(FedsimError):
 
 
 class _UnusableError(Exception):
-    """Error: an address does not send the file; the message has the reason."""
+    """Error of one address, which does not send the file; the message has the reason."""
 
 
 def check_address(url: str, option: str = "url") -> None:
@@ -270,7 +270,11 @@ class FileTransfer:
 
 
 def _first_byte(answer: http.client.HTTPResponse) -> int:
-    """Return the index of the first byte of an answer in its file."""
+    """Return the index in the file of the first byte that an answer has; 0 for the whole file.
+
+    Raises:
+        _UnusableError: the answer is a part of the file, but does not say which.
+    """
     if answer.status != http.client.PARTIAL_CONTENT:
         return 0
     match = _RANGE.fullmatch(answer.headers.get("Content-Range", "")[:80])

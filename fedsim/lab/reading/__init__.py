@@ -1,1 +1,1 @@
-"""Readers of run folders for comparisons and figures: histories, targets, fairness, indices."""
+"""Readers of run and study folders, for comparisons and figures."""

@@ -129,7 +129,7 @@ class MessageSpan:
     data: RecordData
 
     def ends(self) -> list[MessageEnd]:
-        """Return the sender's view of the message and, if bytes arrived, the receiver's view."""
+        """Return the message as the sender sees it and, if bytes arrived, as the receiver does."""
         delivered = float(self.data["delivered"])
         names = [(self.source, self.destination, True)]
         if delivered > 0:
@@ -151,7 +151,7 @@ class MessageSpan:
         return ends
 
     def device_ends(self) -> list[MessageEnd]:
-        """Return the views of the endpoints that are devices; empty if no byte arrived."""
+        """Return the message as each endpoint that is a device sees it; empty for 0 bytes."""
         return [end for end in self.ends() if end.is_of_device and end.delivered > 0]
 
 
@@ -325,9 +325,10 @@ class Activities:
 
     @cached_property
     def message_ends(self) -> list[MessageEnd]:
-        """Views of the messages outside of tasks, one for each endpoint that is a device.
+        """Messages outside of tasks, each as every endpoint that is a device sees it.
 
-        Messages of which nothing arrived are left out.
+        A message between two devices is in the list twice. Messages of which nothing arrived are
+        left out.
         """
         ends: list[MessageEnd] = []
         for message in self.messages:

@@ -115,7 +115,7 @@ class Attempts:
 
     @cached_property
     def all(self) -> list[Attempt]:
-        """All tasks of the run as attempts, in the order of their begins."""
+        """All tasks of the run, in the order of their begins."""
         steps: defaultdict[int, list[StepSpan]] = defaultdict(list)
         for step in self.activities.steps:
             steps[step.task].append(step)
@@ -191,7 +191,10 @@ class Attempts:
 
     @cached_property
     def openings(self) -> dict[int, RecordData]:
-        """Dict from index of a round to the record of its begin; empty without rounds."""
+        """Dict from index of a round to the record of the round's begin.
+
+        Empty if the strategy has no rounds.
+        """
         return {int(row["round"]): row for row in self.history.data("round-start")}
 
     @cached_property

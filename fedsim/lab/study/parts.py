@@ -112,7 +112,7 @@ class PartSender:
         self._sent: Mapping[str, FileStamp] = {}
 
     def skip_present(self) -> None:
-        """Do not send the files that the folder has now, because the receiver has them."""
+        """Regard the present files of the folder as sent, because the receiver has them."""
         self._sent = list_files(self._folder)
 
     @property

@@ -168,7 +168,7 @@ class StudyProgress:
         """Print a line of text above the display of the progress.
 
         Args:
-            text: the text.
+            text: the line.
         """
         self._print(text)
 

@@ -190,7 +190,7 @@ class Range(Spec):
         return number
 
     def number(self, value: Any) -> Number:
-        """Return the number in a value of a scenario, without its unit."""
+        """Return the number in a value of a scenario, such as 90 in ``90 s``."""
         return _read_quantity(value)[0]
 
     @property
@@ -286,9 +286,10 @@ class Search(Spec):
             runs (``METRICS``). A goal that is a cost to the target may end in ``_to_accuracy``.
         space: ranges or lists of values, by a dotted key of a scenario or the name of one of the
             study's sets.
-        variants: further keys of the space of a variant, by its name.
+        variants: name of a variant -> further ranges or lists of values for this variant only.
         seed: seed of the draws.
-        prune: whether to stop a trial that is worse than the median after some of the seeds.
+        prune: whether to stop a trial early if, after some of the study's seeds, it is worse than
+            the median trial.
     """
 
     kind: str

@@ -222,7 +222,7 @@ class Size(Spec):
     Attributes:
         base: the base scenario; by default the study's.
         changes: changes to the base, which changes of a part or of a variant override.
-        sets: replace the study's sets with the same names.
+        sets: sets of changes that replace the study's sets with the same names.
     """
 
     base: Base | None = None
@@ -275,7 +275,7 @@ class StudySpec(Spec):
             variant is run with every combination.
         search: a search for the best values of each variant, at every point of the grid.
         sets: changes of several keys that the grid varies together: name of a set -> name of a
-            value -> changes for which the value stands.
+            value -> the changes that are made for this value.
         parts: parts of the study, by name, if not every variant is run at every point of the grid.
         sizes: smaller and larger versions of the study, such as for a quick trial, by name.
         size: the size in which the study is run; by default the first.
@@ -293,8 +293,8 @@ class StudySpec(Spec):
         budget: limits on the costs of a run.
         until_sure: rule by which the variants that may still be the best get more seeds, until one
             is surely the best; by default all variants run the same seeds.
-        published: published figures of papers, see ``fedsim.lab.compare.published``: tables, or in
-            a file the path of a file of tables.
+        published: published figures of papers, to compare with, see
+            ``fedsim.lab.compare.published``: tables, or in a file the path of a file of tables.
     """
 
     name: str = Field(default=UNNAMED, max_length=200)
@@ -340,7 +340,10 @@ class StudySpec(Spec):
 
     @property
     def _grids(self) -> list[dict[str, list[object]]]:
-        """Grid of each part of the study: a dict from key to values, with the study's own keys."""
+        """Grids of the study's parts: a dict from key to values for each part.
+
+        Each has the keys of the study's own grid, too. A study without parts has one grid.
+        """
         return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
     @field_validator("seeds")

@@ -202,7 +202,10 @@ class Trials:
             self.grow(path, lambda run: None)
 
     def close(self) -> None:
-        """Release the locks of this process's trials, so that other processes may take them."""
+        """Release the locks of this process's trials, so that other processes may take them.
+
+        Without effect if this process does not share the search with others.
+        """
 
     def grow(self, path: Path, try_to_build: Build) -> None:
         """Read the results of finished runs, and plan the trials that follow from them.

@@ -37,16 +37,16 @@ class UntilSure(Spec):
     Only variants that may still be the best get more seeds.
 
     Attributes:
-        within: indifference zone: the difference that does not matter, a share of a cost such as
-            ``"5 %"``, or a difference of accuracies or metrics such as 0.01; by default 5 % or
-            0.01.
-        error: greatest probability of dropping the best variant, or of naming one that is worse by
-            more than the zone.
+        within: greatest difference of two variants that does not matter (indifference zone): a
+            share of a cost such as ``"5 %"``, or a difference of accuracies or metrics such as
+            0.01; by default 5 % or 0.01.
+        error: greatest probability of dropping the best variant, or of naming one as the best that
+            is worse by more than ``within``.
         most_runs: greatest count of runs of the study, with its first seeds; by default ten for
             each variant.
-        most_time: greatest real time of all runs together, as their summaries have it. Seeds are
-            added only if it suffices for runs as long as the longest so far of the same variant.
-            The first seeds are always run.
+        most_time: greatest sum of the real times of all runs. Seeds are added only if the rest of
+            this time suffices, with each new run taken to last as long as the longest run of the
+            same variant. The first seeds are always run.
     """
 
     within: ShareOrPercent | None = None

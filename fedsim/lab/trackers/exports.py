@@ -70,7 +70,7 @@ class Export:
 
     @property
     def figures(self) -> dict[str, str | int | float]:
-        """Values of the run's summary that trackers show, by name."""
+        """Values of the run's summary that trackers show, by name, such as ``accuracy/best``."""
         summary = self.run.summary
         values = {name: summary.get(name) for name in _SUMMARY_FIELDS}
         for part in ("accuracy", "energy", "bytes"):
@@ -271,7 +271,7 @@ def _mlflow_experiment(client: "MlflowClient", name: str) -> str:
 
 
 def _mlflow_name(tag: str) -> str:
-    """Remove the characters that MLflow does not allow from a tag."""
+    """Return a tag without the characters that MLflow does not allow in names."""
     return re.sub(r"[^\w\-. /]", "", tag)
 
 

@@ -126,7 +126,7 @@ def _steps(attempts: Attempts) -> Iterator[TraceEvent]:
 
 
 def _instants(activities: Activities) -> Iterator[TraceEvent]:
-    """Yield a trace event for each instant in the life of a device, such as its arrival.
+    """Yield a trace event for each instant that the trace shows of a device, such as its arrival.
 
     Changes of the world without a device, such as a new rate of a link, are in the server's lane.
     """
