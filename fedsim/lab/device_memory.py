@@ -1,4 +1,4 @@
-"""Kinds of devices that have too little memory for the training of a scenario."""
+"""Warnings about kinds of devices, such as phones, with too little memory to train the model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -279,7 +279,8 @@ class Beginning:
     Attributes:
         run: the run, built without learning.
         tally: learner of the run, which counts trainings and tests.
-        core: the learning engine; None if ``learning = "off"``.
+        core: learning that trains and tests real models, to measure its time; None if
+            ``learning = "off"``.
         workers: count of workers of the executor.
         build_s: real time (s) until the run could begin.
         real_s: real time (s) of the simulation and its records.
@@ -433,7 +434,7 @@ class Beginning:
         the trial, as many as there were between two tests. Then the models are tested twice.
 
         Args:
-            core: the learning engine.
+            core: learning that trains and tests real models.
             patience_s: real time (s) after which no more devices are trained.
 
         Returns:
@@ -465,7 +466,7 @@ class Beginning:
         """Measure the real time (s) of an SGD step, by some trainings.
 
         Args:
-            core: the learning engine.
+            core: learning that trains and tests real models.
             trainings: the trainings to choose from, each with a device's ID. As many are computed
                 as fit into ``patience_s``; only steps of the first, if it takes longer.
             patience_s: real time for the trainings (s).
@@ -491,7 +492,7 @@ async def _train_s(
     """Compute trainings that start from the initial model, and return the real time of all (s).
 
     Args:
-        core: the learning engine.
+        core: learning that trains and tests real models.
         trainings: device ID and training, for each.
         most_steps: count of SGD steps to make in each training; None for whole trainings.
     """

@@ -162,10 +162,10 @@ def _split_storage(trial: "Beginning", more_bytes: float) -> tuple[float, float]
 
 
 def _checkpoint_sizes(trial: "Beginning", more_bytes: float) -> tuple[float | None, float | None]:
-    """Return the greatest size of all checkpoints at a time, and the size of those kept (bytes).
+    """Return the size of a run's checkpoints (bytes): the greatest at a time, and at the end.
 
-    They are the sizes in the trial. Both are None if the sizes of the whole run may differ: if the
-    trial saved too few checkpoints, or models are added after the trial.
+    Both sizes are measured in the trial. They are None if the sizes of the whole run may differ,
+    because the trial saved too few checkpoints, or models are added after the trial.
 
     Args:
         trial: a trial of the run's beginning, which has ended.

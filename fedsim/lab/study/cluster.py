@@ -1,6 +1,6 @@
 """Workers of a Ray cluster that carry out runs, one run per worker, like ``pool`` on one machine.
 
-Nodes need not see the study's folder. This process claims each run, so that no other process
+Nodes need not see the study's folder. This process locks each run, so that no other process
 carries it out, sends the run's data and files to a node, and stores the run folder that the node
 sends back as it grows. If a worker or node is lost, its run is begun again on another node, from
 the files that were sent last.

@@ -178,7 +178,7 @@ class Conductor:
             variants.
 
     Attributes:
-        study, out, workers, shard: as the arguments.
+        study, out, workers, shard: the arguments of the same names.
         trials: plans the trials of the study's search (runs with other values of some keys); None
             if the study has no search.
         seeding: adds seeds to the variants that may still be the best; None if all variants have

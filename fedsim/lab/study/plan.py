@@ -339,7 +339,8 @@ def _extend(name: str, parts: Mapping[str, object], extending_parts: Sequence[st
     Args:
         name: name of the part.
         parts: the tables of all parts.
-        extending_parts: names of the parts that extend this one, which it must not extend in turn.
+        extending_parts: names of the parts that extend the part, directly or through others. The
+            part must extend none of these.
 
     Raises:
         ScenarioError: the part extends one that does not exist, or itself.
