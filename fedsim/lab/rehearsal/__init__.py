@@ -1,4 +1,4 @@
-"""Rehearsals: an exported app runs for real on one machine, beside its simulation.
+"""Rehearsals: a scenario's Flower app runs for real on one machine, beside its simulation.
 
 ``needs`` says what a rehearsal needs, ``network`` makes network namespaces with shaped links,
 ``processes`` starts processes that end with the rehearsal, ``conduct`` runs Flower's SuperLink and

@@ -50,8 +50,10 @@ class RehearsalPlan:
     """Options of a rehearsal, in which a scenario is run by real processes on this machine.
 
     Attributes:
-        has_namespaces: whether there are namespaces with shaped links, and not only loopback.
-        trains: whether nodes train at their own speed, instead of taking the scenario's time.
+        has_namespaces: whether devices and server have network namespaces of Linux, with links of
+            the scenario's rates and latencies. Otherwise all use the loopback interface.
+        trains: whether a training takes the time that this machine needs. Otherwise it takes the
+            time that the scenario gives.
         waits_s: longest time between two polls of Flower's processes (s); None for the intervals
             that Flower uses by default.
         port: port of the SuperLink; None for any that is free.
@@ -73,12 +75,13 @@ def rehearse(
 
     Args:
         scenario: the scenario.
-        out: folder of the rehearsal. It gets the folders ``app``, ``logs`` and ``rehearsed``.
+        out: folder of the rehearsal. It gets the folders ``app`` (the exported Flower app),
+            ``logs`` (output of the processes) and ``rehearsed`` (the measured run folder).
         plan: options of the rehearsal.
         notify: is called with lines of progress.
 
     Returns:
-        The measured run folder, in ``out``.
+        Path of the measured run folder, in ``out``.
 
     Raises:
         ScenarioError: the scenario, or this machine, does not allow the rehearsal.
@@ -115,7 +118,12 @@ def rehearse(
 
 
 def refuse(scenario: Scenario, out: Path, plan: RehearsalPlan) -> None:
-    """Raise an error if a rehearsal of the scenario cannot begin, without changing anything.
+    """Raise an error if a rehearsal of the scenario cannot begin; nothing is changed.
+
+    Args:
+        scenario: the scenario.
+        out: folder of the rehearsal.
+        plan: options of the rehearsal.
 
     Raises:
         ScenarioError: the scenario or this machine does not allow it, or the port is taken.
@@ -134,7 +142,7 @@ def refuse(scenario: Scenario, out: Path, plan: RehearsalPlan) -> None:
 
 
 def links_of(scenario: Scenario, run: Run) -> tuple[NodeLink, list[NodeLink]]:
-    """Return the links of the server and of each device as a rehearsal shapes them, in Mbit/s.
+    """Return the link of the server, and the links of all devices, that a rehearsal builds.
 
     Args:
         scenario: the scenario, whose network is a star.
@@ -159,7 +167,7 @@ def _mbit(rate: float) -> float | None:
 
 
 class _AvailabilityChange(NamedTuple):
-    """Time (s) from which a device is online or not, by the scenario."""
+    """Time after the run's begin (s) from which a device is online or offline, by the scenario."""
 
     time_s: float
     device: int
@@ -167,7 +175,9 @@ class _AvailabilityChange(NamedTuple):
 
 
 class _Rehearsal:
-    """The processes of a rehearsal.
+    """A rehearsal: real processes of Flower that run a scenario on this machine.
+
+    ``run`` starts the processes, waits for the end of the app, and ends the processes.
 
     Args:
         scenario: the scenario.
@@ -199,7 +209,11 @@ class _Rehearsal:
             self._env[waits.VARIABLE] = str(plan.waits_s)
 
     def run(self) -> None:
-        """Start everything, wait for the end of the app, and end everything."""
+        """Start network and processes, wait for the end of the app, and end all of them.
+
+        Raises:
+            SimulationError: a process has failed.
+        """
         with ExitStack() as stack:
             processes = stack.enter_context(RehearsalProcesses(self._out / "logs"))
             if self._plan.has_namespaces:
@@ -210,7 +224,12 @@ class _Rehearsal:
             self._watch(processes, app)
 
     def _build_network(self, stack: ExitStack, processes: RehearsalProcesses) -> Namespaces:
-        """Make the namespaces, and start the processes that delay packets and count bytes there."""
+        """Make the network namespaces, and start the processes that delay packets and count bytes.
+
+        Args:
+            stack: on its exit, the namespaces are removed.
+            processes: the processes of the rehearsal, to which the two are added.
+        """
         server, devices = links_of(self._scenario, self._run)
         network = stack.enter_context(Namespaces(server, devices))
         for name in network.names:
@@ -225,14 +244,19 @@ class _Rehearsal:
         return network
 
     def _within(self, where: str) -> list[str]:
-        """Return the words that start a command in a namespace; none without namespaces."""
+        """Return the words that run a command in a network namespace, to put before the command.
+
+        Empty if the rehearsal has no namespaces.
+        """
         return [] if self._network is None else self._network.within(where)
 
     def _home(self, name: str) -> dict[str, str]:
-        """Return the environment variables of a process that has its own folder of Flower's files.
+        """Make a folder for Flower's own files, and return environment variables that name it.
+
+        Each process gets a folder of its own.
 
         Args:
-            name: name of the process, which names the folder.
+            name: name of the process and of the folder.
         """
         home = self._out / "homes" / name
         home.mkdir(exist_ok=True)
@@ -296,7 +320,15 @@ class _Rehearsal:
         return processes.start("app", command, env)
 
     def _watch(self, processes: RehearsalProcesses, app: "subprocess.Popen[bytes]") -> None:
-        """Wait for the end of the app; stop the nodes of devices while they are unavailable."""
+        """Wait for the end of the app, and meanwhile pause the nodes of unavailable devices.
+
+        Args:
+            processes: the processes of the rehearsal.
+            app: the process of ``flwr run``.
+
+        Raises:
+            SimulationError: the app has failed.
+        """
         began: float | None = None
         changes = self._availability_changes()
         while app.poll() is None:
@@ -319,9 +351,9 @@ class _Rehearsal:
         return float(read_text(file)) if file.exists() else None
 
     def _availability_changes(self) -> list[_AvailabilityChange]:
-        """Return the changes of the devices' availability in the scenario, by time.
+        """Return the times at which devices become online or offline in the scenario, sorted.
 
-        Devices that are online at the begin have no change then.
+        At time 0, only the devices that are offline then have an entry.
         """
         end_s = self._scenario.stop.simulated_time or 24 * 3600.0
         columns: Mapping[str, list[float]] = {

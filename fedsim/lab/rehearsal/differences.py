@@ -25,10 +25,10 @@ class StepLength:
 
     Attributes:
         step: name of the step, such as ``train``.
-        start: begin (s).
-        end: end (s).
-        outcome: outcome of the step.
-        bytes: size of its message; 0 for other steps.
+        start: begin of the step (s).
+        end: end of the step (s).
+        outcome: ``done``, or the reason why the step was cut short.
+        bytes: size of the message of a download or upload; 0 for other steps.
     """
 
     step: str
@@ -50,8 +50,8 @@ class TaskTimes:
     Attributes:
         start: time at which the server requested the task (s).
         end: end of the task (s).
-        outcome: outcome of the task.
-        spans: steps of the task.
+        outcome: outcome of the task, such as ``done`` or ``late``; empty if the task did not end.
+        spans: steps of the task that ended, in order.
     """
 
     start: float
@@ -81,12 +81,12 @@ class RoundTimes(NamedTuple):
 
 @dataclass(slots=True)
 class RunTimes:
-    """Times of a run, simulated or measured.
+    """Times of a run's rounds and tasks, simulated or measured, with its bytes and accuracy.
 
     Attributes:
         rounds: the rounds in order.
         tasks: dict from (round, device) to the device's first task for the round.
-        bytes: bytes that moved, by direction.
+        bytes: bytes that moved in the whole run, by direction (``down`` or ``up``).
         accuracy: the final accuracy; None if it was not measured.
     """
 
@@ -150,7 +150,7 @@ class Pair(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Relative error of the simulation: simulated / measured - 1."""
+        """Relative error of the simulation: simulated / measured - 1; 0 if ``measured`` is 0."""
         return self.simulated / self.measured - 1.0 if self.measured else 0.0
 
 
@@ -160,9 +160,10 @@ class Differences:
 
     Attributes:
         simulated, measured: the times of both runs.
-        wire: dict from name of a quantity to its values for the measured messages: waiting times
-            before the first and after the last byte on the wire (s), time between these two (s),
-            and bytes on the wire per byte of payload. Empty if bytes were not counted on the wire.
+        wire: dict from name of a quantity to its values, one for each measured message. The
+            quantities are the waiting times before the first and after the last byte on the wire
+            (s), the time between these two (s), and the bytes on the wire per byte of payload.
+            Empty if bytes were not counted on the wire.
     """
 
     simulated: RunTimes
@@ -171,7 +172,7 @@ class Differences:
 
     @property
     def rounds(self) -> dict[int, Pair]:
-        """Lengths of the rounds that both runs have (s), by number."""
+        """Lengths of the rounds that both runs have (s), by index of the round."""
         measured = {entry.number: entry.seconds for entry in self.measured.rounds}
         return {
             entry.number: Pair(entry.seconds, measured[entry.number])
@@ -181,7 +182,7 @@ class Differences:
 
     @property
     def mean_round(self) -> Pair:
-        """Mean length of a round (s)."""
+        """Mean length of the rounds that both runs have (s); 0 if there are none."""
         pairs = list(self.rounds.values())
         if not pairs:
             return Pair(0.0, 0.0)
@@ -189,7 +190,11 @@ class Differences:
 
     @property
     def phases(self) -> dict[str, list[Pair]]:
-        """Lengths of the steps that were done in both runs (s), by name of the step."""
+        """Lengths of a task's steps (s) by name of the step, for the tasks done in both runs.
+
+        Each task has one pair for each of its kinds of steps. A start-up counts as part of the
+        download.
+        """
         phases: dict[str, list[Pair]] = defaultdict(list)
         for key, simulated in self.simulated.tasks.items():
             measured = self.measured.tasks.get(key)
@@ -203,10 +208,11 @@ class Differences:
 
     @property
     def undone(self) -> list["UndoneTask"]:
-        """Tasks that were not done in at least one run, to list them for the user.
+        """Tasks that were requested but not done in at least one of the two runs.
 
-        First are the tasks not done in either run, then the tasks not done only in the simulation,
-        then the tasks not done only in the rehearsal.
+        A task that was cut off by the end of its run counts as done. First are the tasks that
+        neither run has done, then the tasks that only the simulation has not done, then the tasks
+        that only the rehearsal has not done.
         """
         tasks = []
         for key in sorted(self.simulated.tasks.keys() | self.measured.tasks.keys()):
@@ -233,8 +239,9 @@ class UndoneTask(NamedTuple):
     Attributes:
         round: index of the round.
         device: ID of the device.
-        simulated: outcome in the simulation, such as ``late``.
-        measured: outcome in the rehearsal.
+        simulated: outcome in the simulation, such as ``late``; ``not asked`` if the simulation has
+            no such task.
+        measured: outcome in the rehearsal, in the same words.
     """
 
     round: int
@@ -255,9 +262,9 @@ def _outcome(task: TaskTimes | None) -> str:
 
 
 def _lengths(task: TaskTimes) -> dict[str, float]:
-    """Return the length of each kind of step of a task (s), if the task was done.
+    """Return the length of each kind of step of a task (s); empty if the task was not done.
 
-    A start-up counts as part of the download, as the start of a real ClientApp does.
+    A start-up counts as part of the download, because the start of a real ClientApp does.
     """
     lengths: dict[str, float] = defaultdict(float)
     if task.outcome != "done":
@@ -274,8 +281,7 @@ def compare(simulated: Path, measured: Path, wire: WireCounters | None = None) -
     Args:
         simulated: the simulated run folder.
         measured: the measured run folder.
-        wire: count of bytes that had passed over each real link at which time; None if it was not
-            measured.
+        wire: byte counters of the devices' real links over time; None if they were not recorded.
 
     Returns:
         Both runs' times, for comparison by rounds, steps and tasks.
@@ -293,7 +299,15 @@ WAITS = {
 
 
 def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
-    """Return the measured parts of messages' times, as described for ``Differences.wire``."""
+    """Return how long each message of a real run waited, and how long it was on the wire.
+
+    Args:
+        times: the measured times of the run.
+        wire: byte counters of the devices' links over time.
+
+    Returns:
+        Dict from name of a quantity to its values, as ``Differences.wire`` has it.
+    """
     parts: dict[str, list[float]] = defaultdict(list)
     for (_, device), task in times.tasks.items():
         for span in task.spans:
@@ -350,7 +364,7 @@ def mean_of(pairs: list[Pair]) -> Pair:
 
 
 def bytes_of(differences: Differences) -> dict[str, Pair]:
-    """Return the bytes that moved, simulated and measured, by direction."""
+    """Return the bytes that moved, simulated and measured, by direction (``down`` or ``up``)."""
     return {
         direction: Pair(differences.simulated.bytes[direction], size)
         for direction, size in differences.measured.bytes.items()

@@ -1,7 +1,8 @@
 """Guard of a rehearsal: ends its processes and removes its namespaces, however the rehearsal ends.
 
 ``python -m fedsim.lab.rehearsal.guard`` reads lines ``group ID`` and ``namespace NAME`` from stdin.
-When stdin closes, as it does when the rehearsal ends or is killed, all of them are ended.
+When stdin closes, as it does when the rehearsal ends or is killed, the guard ends these process
+groups and removes these network namespaces.
 """
 
 import os
@@ -46,7 +47,11 @@ def guard(lines: Iterable[str]) -> None:
 
 
 def _wait_for(groups: list[int]) -> None:
-    """Wait until all processes of the groups have ended, for ``_GRACE_S`` seconds at most."""
+    """Wait until all processes have ended, for ``_GRACE_S`` seconds at most.
+
+    Args:
+        groups: IDs of their process groups.
+    """
     deadline = time.monotonic() + _GRACE_S
     while time.monotonic() < deadline and any(map(_exists, groups)):
         time.sleep(0.05)

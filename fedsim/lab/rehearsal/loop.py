@@ -1,4 +1,4 @@
-"""The loop from a rehearsal to its simulation and back: simulate, rehearse, calibrate, simulate."""
+"""Rehearse a scenario beside its simulation, fit a world to the rehearsal, and simulate again."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -38,11 +38,14 @@ _DIRECTIONS = ("down", "up")
 def rehearse_beside(
     scenario: Scenario, out: Path, plan: RehearsalPlan, notify: Callable[[str], None]
 ) -> list[str]:
-    """Simulate a scenario, rehearse it, and compare both, before and after a calibration.
+    """Simulate a scenario, run it for real (a rehearsal), and compare the times of both.
+
+    Speeds and links are then fitted to the rehearsal (a calibration), and a simulation with these
+    is compared too.
 
     Args:
         scenario: the scenario.
-        out: folder of the rehearsal.
+        out: folder for the runs, the fit, and the page of the comparison.
         plan: options of the rehearsal.
         notify: is called with lines of progress.
 
@@ -50,7 +53,8 @@ def rehearse_beside(
         Lines of text that describe the differences.
 
     Raises:
-        ScenarioError, RunFolderError: nothing was started.
+        ScenarioError: the scenario, or this machine, does not allow the rehearsal.
+        RunFolderError: ``out`` has a rehearsal already.
         SimulationError: a process of the rehearsal has failed.
     """
     refuse(scenario, out, plan)
@@ -72,10 +76,16 @@ def simulate(scenario: Scenario, folder: Path) -> None:
 
 
 def describe(out: Path) -> list[str]:
-    """Compare the runs of a rehearsal's folder, write its page, and return lines of text.
+    """Compare a rehearsal with its simulations, write the page of the comparison, and describe it.
+
+    If the folder lacks the simulation with speeds and links that are fitted to the rehearsal, the
+    fit and this simulation are made first.
 
     Args:
         out: folder of a rehearsal that has ended.
+
+    Returns:
+        Lines of text for people.
     """
     measured = out / MEASURED
     wire = _wire_of(out)
@@ -109,14 +119,20 @@ def _wire_of(out: Path) -> WireCounters | None:
 
 
 def _calibrate(out: Path) -> Iterator[str]:
-    """Fit a world to the rehearsal, and simulate the scenario in it.
+    """Fit the devices' speeds and links to a rehearsal, and simulate the scenario with them.
 
-    The scenario keeps its data and its strategy. A device with too few tasks for a fit keeps its
-    links and its speed; but if nodes trained at their own speed, it gets the median speed of the
-    fitted devices.
+    The scenario keeps its data and its strategy. A device with too few tasks for a fit keeps the
+    links and the speed that it has in the scenario. But if trainings took the time that this
+    machine needed, it gets the median speed of the fitted devices.
+
+    Args:
+        out: folder of the rehearsal.
 
     Yields:
         A line for people on the count of devices without a fit, if there are any.
+
+    Raises:
+        DataError: the rehearsal is too short for a fit, or the fitted world cannot be simulated.
     """
     defaults = LogDefaults()
     calibrate(out / MEASURED, out / _FIT, defaults, by_client=True)

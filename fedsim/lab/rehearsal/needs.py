@@ -1,4 +1,4 @@
-"""Requirements of a rehearsal on the machine and on the scenario."""
+"""Requirements of a rehearsal (a real run of a scenario's Flower app) on machine and scenario."""
 
 import os
 import re
@@ -27,7 +27,9 @@ _SERVER_BYTES = 1.2e9  # memory of SuperLink and ServerApp
 
 
 def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
-    """Yield each reason why a scenario cannot be rehearsed on this machine.
+    """Yield each reason, as a sentence, why a scenario cannot be rehearsed on this machine.
+
+    A rehearsal runs the scenario for real, as processes of Flower.
 
     Args:
         scenario: the scenario.
@@ -71,10 +73,13 @@ def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
 def simulated_only(scenario: Scenario, *, has_namespaces: bool, trains: bool) -> Iterator[str]:
     """Yield the name of each scenario key that the simulation applies and the rehearsal does not.
 
+    A rehearsal runs the scenario for real, as processes of Flower.
+
     Args:
         scenario: the scenario, which can be rehearsed.
         has_namespaces: whether the rehearsal has network namespaces, and not only loopback.
-        trains: whether nodes train at their own speed, instead of taking the scenario's time.
+        trains: whether a training takes the time that this machine needs. Otherwise it takes the
+            time that the scenario gives.
     """
     population = scenario.population
     capacity = population.capacity
@@ -101,7 +106,10 @@ def simulated_only(scenario: Scenario, *, has_namespaces: bool, trains: bool) ->
 
 
 def _links_that_change(scenario: Scenario) -> Iterator[str]:
-    """Yield a text for each link whose rate, latency or loss follows a trace."""
+    """Yield a sentence against a rehearsal for each rate, latency or loss that follows a trace.
+
+    A rehearsal sets the rates and latencies of its links once.
+    """
     network = scenario.network
     traced = [f"device.{name}" for name, value in network.device if isinstance(value, TracedRate)]
     for links in network.shared_links:
@@ -123,7 +131,11 @@ def _flower_version() -> str | None:
 
 
 def _missing_flower(installed: str | None) -> Iterator[str]:
-    """Yield a reason against a rehearsal if Flower's installed version is too old, or None."""
+    """Yield a reason against a rehearsal if Flower is too old or not installed.
+
+    Args:
+        installed: Flower's installed version; None if it is not installed.
+    """
     least = ".".join(map(str, _LEAST_FLOWER))
     advice = f"a rehearsal needs Flower {least} or later (fedsim[flower], see docs/flower.md)"
     if installed is None:
@@ -179,7 +191,7 @@ def _can_shape() -> bool:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a process can listen on a port of this machine."""
+    """Whether a process can listen on a port of 127.0.0.1, as no other process does."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -190,7 +202,7 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port of this machine on which nothing listens."""
+    """Return a port of 127.0.0.1 on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]

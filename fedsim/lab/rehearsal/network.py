@@ -1,8 +1,9 @@
-"""Network namespaces with shaped links between a server, a core and devices.
+"""Linux network namespaces for a server and its clients, joined by links with rate and latency.
 
-Every rate is a token bucket (``tc tbf``) at the sending end of its link. Many kernels have no
-``netem``, so a process delays the packets. It reads them from a TUN device of the core, and writes
-them back after their latency. Traffic stays in the namespaces, which have no other device.
+A further namespace, the core, acts as the router between them. Every rate is a token bucket
+(``tc tbf``) at the sending end of its link. Many kernels have no ``netem``, so a process delays the
+packets. It reads them from a TUN device of the core, and writes them back after their latency.
+Traffic stays in the namespaces, because they have no link to the outside.
 """
 
 import heapq
@@ -40,12 +41,12 @@ _BURST_S = 0.001  # a bucket holds at least what its link sends in this time (s)
 class NodeLink(NamedTuple):
     """Link of the server or of a client in a rehearsal with Linux network namespaces.
 
-    It leads to the core, the namespace that connects the server and all clients.
+    The link leads to the core, the namespace that routes between the server and all clients.
 
     Attributes:
-        to_core: rate from the endpoint (Mbit/s on the wire); None for no limit.
-        from_core: rate to the endpoint (Mbit/s on the wire); None for no limit.
-        latency_ms: latency of each packet, each way (ms).
+        to_core: rate at which the server or client sends (Mbit/s on the wire); None for no limit.
+        from_core: rate at which it receives (Mbit/s on the wire); None for no limit.
+        latency_ms: latency of each packet, each way (ms). It is used for clients only.
     """
 
     to_core: float | None = None
@@ -61,9 +62,10 @@ def _run(*words: object) -> None:
 
 
 class Namespaces:
-    """Network namespaces of Linux for a rehearsal: one for the server and one for each client.
+    """Context manager of a rehearsal's Linux network namespaces: for the server and each client.
 
-    Links join them to the namespace ``core``. All are removed on exit.
+    Links with limited rates join them to a further namespace, ``core``, which routes between them.
+    All namespaces are made on entry, and removed on exit.
 
     Args:
         server: the server's link.
@@ -113,7 +115,7 @@ class Namespaces:
 
     @property
     def has_latency(self) -> bool:
-        """Whether any link has a latency, which needs the process of ``delaying``."""
+        """Whether any client's link has a latency, which needs the process of ``delaying``."""
         return any(link.latency_ms for link in self._clients)
 
     def within(self, where: str) -> list[str]:
@@ -125,7 +127,11 @@ class Namespaces:
         return ["ip", "netns", "exec", self.name(where)]
 
     def name(self, where: str) -> str:
-        """Return the name by which the system knows a namespace."""
+        """Return the name of a namespace in the system, such as ``fedsim1234-core``.
+
+        Args:
+            where: the namespace: ``core``, ``server``, or a name by ``client_name``.
+        """
         return f"{self._prefix}-{where}"
 
     def delaying(self) -> list[str]:
@@ -152,12 +158,15 @@ class Namespaces:
         return name
 
     def _connect(self, where: str, number: int, link: NodeLink) -> None:
-        """Connect a namespace to the core by a link with the network 10.99.NUMBER.0/24.
+        """Make the namespace of the server or of a client, and link it to the namespace ``core``.
+
+        The link is the network 10.99.NUMBER.0/24.
 
         Args:
-            where: the namespace, whose end of the link is the device ``e``.
-            number: number of the link; the core's end is the device ``c0``, ``c1`` ...
-            link: rates and latency.
+            where: ``server``, or a name by ``client_name``. The link is called ``e`` there.
+            number: number of the link, 0 for the server. The link is called ``cNUMBER`` in the
+                core.
+            link: rates of the link; its latency is not used here.
         """
         core = self.name("core")
         name = self._add(where)
@@ -196,7 +205,7 @@ def remove(name: str) -> None:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove namespaces that killed rehearsals have left, and return their names."""
+    """Remove network namespaces of rehearsals whose process has ended, and return their names."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
     removed: list[str] = []
     for line in listed.stdout.splitlines():
@@ -210,17 +219,24 @@ def remove_leftovers() -> list[str]:
 
 
 def _read_packets(tun: int) -> Iterator[bytes]:
-    """Yield the packets that wait in a device, until it has none."""
+    """Yield the packets that wait in a TUN device, until it has none.
+
+    Args:
+        tun: file descriptor of the device, which does not block.
+    """
     with suppress(BlockingIOError):
         while True:
             yield os.read(tun, 2048)
 
 
 def delay(latencies_ms: Sequence[float]) -> None:
-    """Delay each packet through the core by its client's latency, until the process is killed.
+    """Delay each packet between server and client by the client's latency; never returns.
+
+    The process that runs this function is in the namespace ``core``, which routes all packets. It
+    reads them from a TUN device there, and writes each one back when its latency has passed.
 
     Args:
-        latencies_ms: the clients' latencies (ms).
+        latencies_ms: latency of each client's packets, each way (ms).
     """
     import fcntl  # only Unix has it
 
@@ -250,9 +266,10 @@ def delay(latencies_ms: Sequence[float]) -> None:
 def give_real_time_priority(thread: int = 0) -> None:
     """Give a thread real-time priority (round robin), if the system allows it.
 
+    Threads and processes that the thread starts later inherit the priority.
+
     Args:
-        thread: ID of the thread; 0 for this process's main thread. Threads and processes that the
-            thread starts inherit the priority.
+        thread: ID of the thread; 0 for the calling thread.
     """
     with suppress(OSError):
         os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(10))

@@ -48,13 +48,14 @@ def write_page(
     calibrated: Differences | None,
     simulated_only: Sequence[str] = (),
 ) -> None:
-    """Write the HTML page that compares a rehearsal with its simulation.
+    """Write the HTML page that compares a rehearsal (a real run of a scenario) with its simulation.
 
     Args:
-        path: the file.
-        run: the measured run folder.
+        path: the file to write.
+        run: the measured run folder of the rehearsal.
         uncalibrated: differences to the simulation of the scenario.
-        calibrated: differences to the simulation of the calibrated world; None if there is none.
+        calibrated: differences to the simulation with the speeds and links that were fitted to the
+            rehearsal; None if there is none.
         simulated_only: names of the scenario's keys that the rehearsal does not apply.
     """
     title = f"Rehearsal of {run.summary['name']}"
@@ -143,7 +144,13 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
 
 
 def _rounds(uncalibrated: Differences, calibrated: Differences | None) -> Markup:
-    """Return the table of the lengths of rounds, and of their mean."""
+    """Return an HTML table of the rounds' lengths in rehearsal and simulation, and of their mean.
+
+    Args:
+        uncalibrated: differences to the simulation of the scenario.
+        calibrated: differences to the simulation of the fitted world, which add two columns; None
+            if there is none.
+    """
     calibrated_pairs = {} if calibrated is None else calibrated.rounds
     rows = []
     for number, pair in uncalibrated.rounds.items():
@@ -174,7 +181,13 @@ def _calibrated_cells(pair: Pair | None) -> list[str]:
 
 
 def _phases(uncalibrated: Differences, calibrated: Differences | None) -> Markup:
-    """Return the table of mean lengths of steps, and of the waits of measured messages."""
+    """Return an HTML table of mean lengths of steps, and of the waits of measured messages.
+
+    Args:
+        uncalibrated: differences to the simulation of the scenario.
+        calibrated: differences to the simulation of the fitted world, which add two columns; None
+            if there is none.
+    """
     calibrated_pairs = {} if calibrated is None else calibrated.phases
     rows = []
     for name, pairs in uncalibrated.phases.items():
@@ -212,7 +225,7 @@ def _undone(uncalibrated: Differences) -> Markup:
 
 
 def _legend(differences: Differences) -> Markup:
-    """Return the names of the steps and outcomes that occur, with their colours."""
+    """Return the timeline's legend: the steps and outcomes that occur, with their colours."""
     steps: set[str] = set()
     outcomes = set()
     for run in (differences.simulated, differences.measured):
@@ -239,7 +252,10 @@ def _entry(colour: str, name: str) -> Markup:
 
 
 def _timeline(differences: Differences) -> Markup:
-    """Return the picture of tasks by device, simulated above measured, as SVG."""
+    """Return an SVG picture of all tasks over time, with two rows of bars for each device.
+
+    The upper row is simulated, the lower row measured. Lines mark the ends of rounds.
+    """
     simulated = differences.simulated
     measured = differences.measured
     tasks = [*simulated.tasks.values(), *measured.tasks.values()]
@@ -274,7 +290,14 @@ def _lane(run: RunTimes, device: int, top: float, scale: float) -> Iterator[Mark
 
 
 def _bars(number: int, task: TaskTimes, top: float, scale: float) -> Iterator[Markup]:
-    """Yield a bar for each step of a task, and a mark at its end if it was not done."""
+    """Yield SVG bars for the steps of a task, and a mark at the task's end if it was not done.
+
+    Args:
+        number: index of the task's round, for the tooltips.
+        task: the task.
+        top: vertical position of the bars (pixels).
+        scale: pixels per second.
+    """
     for span in task.spans:
         words = f"round {number}, {span.step}: {span.seconds:.2f} s, {span.outcome}"
         yield el(

@@ -1,4 +1,4 @@
-"""Processes of a rehearsal, with their logs; all of them end with it."""
+"""Start and end of the processes of a rehearsal, each of which writes its output to a log."""
 
 import os
 import signal
@@ -18,8 +18,8 @@ _END_S = 20.0  # time that the guard has to end everything (s)
 class RehearsalProcesses:
     """Processes of a rehearsal (Flower's server and clients), which end when the rehearsal ends.
 
-    Each has its own session. A further process, the guard, ends them even if this process is
-    killed.
+    It is a context manager that ends the processes on exit. A further process, the guard, ends them
+    even if this process is killed.
 
     Args:
         logs: folder for the output of each process.
@@ -38,7 +38,13 @@ class RehearsalProcesses:
         self.end()
 
     def guard_namespace(self, name: str) -> None:
-        """Let the guard remove a network namespace when the rehearsal ends."""
+        """Register a network namespace, so that it is removed even if this process is killed.
+
+        The guard, a further process, removes it.
+
+        Args:
+            name: name of the namespace in the system.
+        """
         self._write_to_guard(f"namespace {name}")
 
     def _write_to_guard(self, line: str) -> None:
@@ -52,9 +58,9 @@ class RehearsalProcesses:
         """Start a process, whose output goes to the log ``NAME.log``.
 
         Args:
-            name: name of the process in this rehearsal.
+            name: name of the process, by which the other methods refer to it.
             command: the words of its command.
-            env: its environment.
+            env: its environment variables.
         """
         with self.log(name).open("wb") as log:
             process = subprocess.Popen(
@@ -65,7 +71,7 @@ class RehearsalProcesses:
         return process
 
     def log(self, name: str) -> Path:
-        """Return the path of the file to which a process of the rehearsal writes its output."""
+        """Return the path of the file with the output of the process called ``name``."""
         return self._logs / f"{name}.log"
 
     def pause(self, name: str) -> None:
@@ -81,9 +87,10 @@ class RehearsalProcesses:
             os.killpg(self._started[name].pid, number)
 
     def give_real_time_priority(self) -> None:
-        """Give all threads of the processes real-time priority, if the system allows it.
+        """Give all threads of the rehearsal's processes real-time priority, if that is allowed.
 
-        The devices of a real deployment do not compete for the cores of one machine.
+        Other programs of this machine then delay them less: in a real deployment, each device has a
+        machine of its own.
         """
         groups = {process.pid for process in self._started.values()}
         for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -95,7 +102,10 @@ class RehearsalProcesses:
                         give_real_time_priority(int(thread.name))
 
     def check(self) -> None:
-        """Raise ``SimulationError`` if a process has ended, with the end of its log."""
+        """Raise ``SimulationError`` if any process of the rehearsal has ended.
+
+        The error quotes the last lines of the process's log.
+        """
         for name, process in self._started.items():
             status = process.poll()
             if status is not None:
@@ -105,15 +115,20 @@ class RehearsalProcesses:
                 )
 
     def tail(self, name: str) -> str:
-        """Return the last 12 lines of a process's output, for error messages."""
+        """Return the last 12 lines of the output of the process called ``name``, for errors."""
         lines = self.log(name).read_text(errors="replace").splitlines()
         return "\n".join(lines[-12:])
 
     def wait_for(self, name: str, text: str, patience_s: float) -> None:
-        """Wait until a process has written a text to its log.
+        """Wait until a process has written a text to its log, which shows that it is ready.
+
+        Args:
+            name: name of the process.
+            text: the text.
+            patience_s: longest real time to wait (s).
 
         Raises:
-            SimulationError: a process has ended, or the text has not come in time.
+            SimulationError: a process of the rehearsal has ended, or the text has not come in time.
         """
         deadline = time.monotonic() + patience_s
         while text not in self.log(name).read_text(errors="replace"):
@@ -125,7 +140,7 @@ class RehearsalProcesses:
             time.sleep(0.1)
 
     def end(self) -> None:
-        """End all processes of the rehearsal, and remove its network namespaces."""
+        """End all processes of the rehearsal, and remove the registered network namespaces."""
         assert self._guard.stdin is not None
         with suppress(OSError):
             self._guard.stdin.close()
