@@ -42,7 +42,7 @@ def calibrate(
         out: folder to write to; files of an earlier calibration are replaced.
         defaults: values of columns that the log lacks.
         by_client: whether to write each client's own values instead of distributions.
-        latency: latency of all clients (s), if it is known.
+        latency: latency of all clients (s); None to fit each client's latency.
         protocol: protocol of the messages; by default the run folder's protocol, or fluid for other
             logs.
 

@@ -67,7 +67,7 @@ def describe(fitted: Fitted, log: Log, presence: Presence | None) -> Iterator[st
     """Yield lines of text that describe a calibration to users.
 
     Args:
-        fitted: the fitted world, with estimates that a world does not contain.
+        fitted: the clients' fitted speeds and links, with further estimates and notes.
         log: the log.
         presence: estimates of online and unreachable phases; None if the log has none.
     """
@@ -100,7 +100,7 @@ def _describe_world(fitted: Fitted, log: Log) -> Iterator[str]:
 
 
 def _describe_clients(fitted: Fitted, presence: Presence | None) -> Iterator[str]:
-    """Yield lines of text about the clients' latency, overhead and availability."""
+    """Yield lines of text on the clients' latency, fixed time of a training, and availability."""
     caveat = ""
     if not fitted.latency_is_known:
         caveat = ": messages of one size do not tell it, so rates have it in them (--latency)"
@@ -123,10 +123,10 @@ def _describe_clients(fitted: Fitted, presence: Presence | None) -> Iterator[str
 def _list_notes(fitted: Fitted, log: Log) -> Iterator[str]:
     """Yield notes for the user on the limits of a calibration.
 
-    They name quantities that the log cannot show, for example.
+    For example, a note names quantities that the log cannot show.
 
     Args:
-        fitted: the fitted world.
+        fitted: the clients' fitted speeds and links, with notes.
         log: the log.
     """
     is_unlimited = all(limit == math.inf for limit in fitted.world.server.values())
@@ -205,7 +205,15 @@ def write_files(
 def _build_sections(
     name: str, log: Log, fitted: Fitted, by_client: bool, presence: Presence | None
 ) -> Tables:
-    """Return the scenario as nested tables."""
+    """Return the scenario that is fitted to a log, as nested dicts by section and key.
+
+    Args:
+        name: name of the log.
+        log: the log.
+        fitted: the clients' fitted speeds and links.
+        by_client: whether the scenario lists the clients' own values instead of distributions.
+        presence: estimates of online and unreachable phases; None if the log has none.
+    """
     world = fitted.world
     at_once = min(log.at_once, len(log.clients))
     settings: dict[str, object] = {}  # a distribution, or a value for each client, by quantity
@@ -260,9 +268,10 @@ def _build_sections(
 
 
 def _message_bytes(tasks: Tasks) -> tuple[float, float]:
-    """Return the median sizes of downloads and of uploads (bytes), 0 if the log has none.
+    """Return the median size of a log's downloads, and of its uploads (bytes).
 
-    If the log has no downloads, the size of uploads is returned for both.
+    If the log has no downloads, the size of uploads is returned for both. If it has no uploads,
+    their size is 0.
     """
     download_bytes = _median_amount(tasks.down)
     upload_bytes = _median_amount(tasks.up)

@@ -56,13 +56,14 @@ class Fitted(NamedTuple):
 
 
 class _Links(NamedTuple):
-    """Links of a direction that were fitted to a log.
+    """Links of the clients and of the server in one direction, fitted to a log.
 
     Attributes:
-        rates: rates of the clients' links (bytes/s), NaN for clients without messages; [clients].
-        capacity: capacity of the server's link (bytes/s), infinity allowed.
-        rivals: other rates and capacities that explain the log as well.
-        notes: notes for users.
+        rates: rates of the clients' links (bytes/s), NaN for clients without messages; float64
+            [clients].
+        capacity: rate of the server's link (bytes/s), infinity allowed.
+        rivals: further pairs of ``rates`` and ``capacity`` that explain the log as well.
+        notes: sentences for users on what the log does not show.
     """
 
     rates: Floats
@@ -85,7 +86,7 @@ def fit(
     Args:
         tasks: all or some tasks of the log.
         clients: count of clients.
-        latency: latency of all clients (s), if it is known.
+        latency: latency of all clients (s); None to fit each client's latency.
         protocol: protocol of the messages, fluid by default. Messages are assumed to share links
             evenly.
         all_tasks: tasks of all rounds, for the test whether clients share a link; None to test with
@@ -168,9 +169,9 @@ def _replace_links(
 def _fit_speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     """Estimate the speed of each client, and the jitter of an epoch.
 
-    Durations of trainings are lognormal with mean samples / speed. Outliers are dropped first: tasks
-    further than ``_OUTLIER`` standard deviations from their client's median, where the deviation is
-    estimated from the median of absolute residuals.
+    Durations of trainings are taken to be lognormal with the mean samples / speed. A task is left
+    out as an outlier if it is further than ``_OUTLIER`` standard deviations from its client's
+    median. The standard deviation is estimated from the median of absolute residuals.
 
     Returns:
         Speeds (samples/s), float64 [clients], and the coefficient of variation of an epoch's
@@ -239,7 +240,8 @@ def _fit_latencies(
         latency: the latency of all clients (s), if it is known.
 
     Returns:
-        Latencies (s), float64 [clients]; None if the messages are too similar in size.
+        Latencies (s), float64 [clients]; None if they cannot be told from rates, because all of a
+        client's messages are of similar size.
     """
     if latency is not None:
         return np.full(clients, latency)
@@ -270,14 +272,17 @@ def _fit_links(
     protocol: Protocol,
     all_tasks: Tasks | None,
 ) -> _Links:
-    """Estimate the clients' links and the server's link in one direction.
+    """Estimate the rates of the clients' links and of the server's link in one direction.
+
+    If the transfers show that clients share a link, this link is taken for the server's.
 
     Args:
         tasks: the tasks.
         direction: ``down`` or ``up``.
         latency: latency of each client (s); float64 [clients].
         protocol: protocol of the messages.
-        all_tasks: tasks of all rounds; None for ``tasks``.
+        all_tasks: tasks of all rounds, for the test whether clients share a link; None to test with
+            ``tasks``.
     """
     all_tasks = _with_messages(tasks if all_tasks is None else all_tasks, direction)
     tasks = _with_messages(tasks, direction)
@@ -335,10 +340,10 @@ def _limited_links(
 
 
 def _alike_links(search: LinkSearch, direction: Direction, rates: Floats) -> _Links:
-    """Return the fitted links if all clients have the same rate, as if they shared a link.
+    """Return the fitted links if all clients have the same rate, so that they seem to share a link.
 
-    The server's link gets the sum of their rates as its capacity, and the clients' own links do not
-    limit it.
+    The server's link gets the sum of the clients' rates as its capacity. The clients' own links get
+    this capacity too, so that they limit no transfer.
 
     Args:
         search: the search that found the rates.
@@ -361,9 +366,9 @@ def _unseen_limits(search: LinkSearch, rates: Floats) -> list[tuple[Floats, floa
     The alternatives, in this order, are:
 
     - The server's link limits nobody.
-    - It is just wide enough for the clients' own links.
-    - It is the only limit of the clients with the highest rate.
-    - It is the only limit of all clients.
+    - The server's link is just wide enough for the clients' own links.
+    - The server's link is the only limit of the clients with the highest rate.
+    - The server's link is the only limit of all clients.
 
     The last two are left out if the log contradicts them.
 
@@ -392,9 +397,10 @@ def _unseen_limits(search: LinkSearch, rates: Floats) -> list[tuple[Floats, floa
 def _shared_links(
     link: CommonLink, direction: Direction, rates: Floats, protocol: Protocol
 ) -> _Links:
-    """Return the links of clients that were found to share a link.
+    """Return the fitted links of clients that were found to share a link.
 
-    A client that the shared link limits gets a link of the shared link's capacity.
+    The shared link is taken for the server's. A client that it limits gets an own link of the same
+    rate.
 
     Args:
         link: the shared link.

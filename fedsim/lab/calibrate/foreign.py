@@ -43,7 +43,9 @@ _LONGEST_LINE = 10_000  # most characters that are read of a line
 def read_logs(
     path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]
 ) -> pd.DataFrame | None:
-    """Read logs of NVFlare or APPFL.
+    """Read logs of the frameworks NVFlare or APPFL as rows of a deployment's log.
+
+    A row is the download, training or upload of a client.
 
     Args:
         path: log file, or folder of logs.
@@ -54,7 +56,9 @@ def read_logs(
         notes: list to which a note for the user is appended.
 
     Returns:
-        DataFrame of the log's rows; None if ``path`` has no such logs.
+        DataFrame with ``client``, ``round``, ``what`` (``down``, ``train`` or ``up``), ``start``
+        and ``end`` (s since 1970), ``bytes``, ``samples`` and ``epochs``; None if ``path`` has no
+        such logs.
 
     Raises:
         DataError: the log is Flower's, or lacks a value that has no default, or a file cannot be
@@ -126,9 +130,13 @@ def _parse_date(path: Path, line_number: int, date: str) -> float:
 
 
 def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
-    """Yield the downloads, trainings and uploads of clients, with the cells of ``_COLUMNS``.
+    """Yield downloads, trainings and uploads in logs of NVFlare, with the cells of ``_COLUMNS``.
 
     A client is named after the folder of its log, or after the file of a single log.
+
+    Args:
+        path: log of a client, or folder of logs; nothing is yielded if it has no such logs.
+        epochs: count of epochs of a training.
     """
     logs = [path] if path.suffix in _SUFFIXES and path.is_file() else []
     if path.is_dir():
@@ -178,12 +186,12 @@ class _Line(NamedTuple):
 
 
 def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.DataFrame | None:
-    """Read the downloads, trainings and uploads of all clients, from the second round on.
+    """Read the downloads, trainings and uploads in logs of APPFL, from each client's second round.
 
     Args:
         path: folder of the logs.
         where: description of the logs, for error messages.
-        size: size of a message (bytes).
+        size: size of a message (bytes), which the logs do not have.
         epochs: count of epochs of a training, for logs without epochs.
 
     Returns:
@@ -253,7 +261,8 @@ def _find_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
         epochs: count of epochs of a training, for clients that log whole trainings.
 
     Returns:
-        DataFrame with one training per client and round: ``start``, ``end`` (s), ``epochs``.
+        DataFrame with one row per client and round: ``client``, ``round``, number of the training's
+        first line (``row_number``), ``start``, ``end`` (s since 1970) and ``epochs``.
     """
     columns = ["row_number", "client", "round", "start", "end", "epochs"]
     frame = pd.DataFrame(_find_epochs(lines, epochs), columns=columns)
@@ -262,11 +271,15 @@ def _find_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
 
 
 def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
-    """Add a column ``download_start`` (s) to the tasks of an APPFL log.
+    """Return an APPFL log's tasks with the begin of the download (s) as ``download_start``.
 
-    A download begins when the client's update of the previous round has arrived at the server, or,
-    if all clients wait for each other, when the last client's update has. Tasks of a client's first
-    round are dropped, because there is no previous update.
+    A download begins when the client's update of the previous round has arrived at the server. If
+    the server waits for all clients, it begins when the last of their updates has arrived. Tasks of
+    a client's first round are left out, because there is no previous update.
+
+    Args:
+        tasks: DataFrame with ``client``, ``round``, ``start`` of the training and ``arrival`` of
+            the update (s).
     """
     # arrivals of the previous round's updates, by the number of the round that follows
     arrivals = tasks[["client", "round", "arrival"]].assign(round=tasks["round"] + 1).dropna()
@@ -279,7 +292,16 @@ def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _check_clocks(tasks: pd.DataFrame, where: str) -> None:
-    """Raise ``DataError`` if the steps of a task are not in the order of time."""
+    """Raise ``DataError`` if the clocks of a client and of the server disagree.
+
+    They do if a download begins after the training's begin by the client's clock, or if an update
+    arrives before the training's end.
+
+    Args:
+        tasks: DataFrame of the tasks, with ``download_start``, ``start``, ``end`` and ``arrival``
+            (s).
+        where: description of the logs, for the error message.
+    """
     is_wrong = (tasks["download_start"] > tasks["start"]) | (tasks["arrival"] < tasks["end"])
     if not is_wrong.any():
         return
@@ -295,10 +317,16 @@ def _check_clocks(tasks: pd.DataFrame, where: str) -> None:
 
 
 def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
-    """Yield the epochs that clients trained, from the rows of the text tables in an APPFL log.
+    """Yield the epochs or trainings of clients, from the text tables in their APPFL logs.
 
-    Clients that have no column ``Epoch`` log whole trainings of ``epochs`` epochs. The cells of a
-    row belong to the column titles that the client logged last.
+    A table has a row for each epoch. If it has no column ``Epoch``, it has a row for each training.
+
+    Args:
+        lines: the lines of the logs.
+        epochs: count of epochs of a training, for tables without a column ``Epoch``.
+
+    Yields:
+        Line number, name of the client, round, start and end (s since 1970), count of epochs.
     """
     titles: dict[str, list[str]] = {}
     for line in lines:
@@ -319,10 +347,16 @@ def _is_number(text: str) -> bool:
 
 
 def read_run_folder(path: Path) -> pd.DataFrame:
-    """Read a run folder of fedsim as a DataFrame of a log's rows.
+    """Read the steps and rounds of a fedsim run as rows of a deployment's log.
+
+    Steps that did not end ``done``, and steps outside of rounds, are left out.
 
     Args:
         path: the run folder.
+
+    Returns:
+        DataFrame with ``client``, ``round``, ``what`` (``down``, ``train``, ``up`` or ``round``),
+        ``start`` and ``end`` (s), ``bytes``, ``samples`` and ``epochs``.
     """
     run = RunFolder(path)
     samples_of = {row["device"]: row["samples"] for row in run.devices}

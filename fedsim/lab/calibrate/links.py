@@ -99,7 +99,7 @@ class LinkSearch:
         self._last_end = np.maximum.accumulate(steps.end)
 
     def fit_capacity(self) -> float:
-        """Return the fitted capacity of the server's link (bytes/s); infinity if it limits nothing."""
+        """Return the fitted rate of the server's link (bytes/s); infinity if it limits nothing."""
         count = self._replayed_count
         if len(self._busy_period_starts(count)) == count:  # no two transfers are at the same time
             return math.inf
@@ -138,10 +138,10 @@ class LinkSearch:
     def explains(
         self, rates: Floats, capacity: float, fitted_rates: Floats, fitted_capacity: float
     ) -> bool:
-        """Return whether given links explain the log's durations nearly as well as the fitted ones.
+        """Return whether given links explain the log's durations nearly as well as fitted links.
 
-        This is so if their error exceeds the fitted links' error by at most a small factor and
-        constant.
+        The error of the given links may exceed the error of the fitted links by 30 % plus a small
+        constant. The error is the mean relative difference of replayed and logged durations.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
@@ -226,15 +226,19 @@ class LinkSearch:
         return _log_error(replayed_s, durations(steps))
 
     def observed_total(self) -> float:
-        """Return the total rate (bytes/s) at which clients were observed to send.
+        """Return the total rate (bytes/s) that the transfers of all clients together have reached.
 
-        It is the 90th percentile over the log's busy periods, times without a break between
-        transfers.
+        It is the 90th percentile, over busy periods (times without a break between transfers), of
+        the highest rate in the period.
         """
         return self._busy_rate(self._replayed_count)
 
     def find_shared_link(self) -> CommonLink | None:
-        """Return the link that clients share by a permutation test; None if the test finds none."""
+        """Test by permutations of the transfers' times whether clients share a link.
+
+        Returns:
+            The shared link; None if the test finds none.
+        """
         begins = self._busy_period_starts(len(self._client))
         return find_shared_link(self._steps, self._client, self._latency, begins)
 
@@ -322,8 +326,9 @@ class LinkSearch:
             count: count of transfers to replay.
 
         Returns:
-            Mean absolute difference of the logarithms of replayed and logged durations of
-            transfers, plus, with a weight, the same of the durations of busy periods.
+            The mean absolute difference of the logarithms of replayed and logged durations. Two
+            such means are added: of the transfers and, with a weight, of the busy periods (times
+            in which at least one transfer is always under way).
         """
         steps = self._steps[:count]
         replayed_s = self.fit_rates(capacity, count)[1]
@@ -336,7 +341,7 @@ class LinkSearch:
         return float(transfer_error + _BUSY_WEIGHT * period_error)
 
     def _busy_period_starts(self, count: int) -> Ints:
-        """Return the index of the first transfer of each busy period.
+        """Return the index of the first transfer of each busy period; int64 [busy periods].
 
         A busy period is a time in which at least one transfer is always under way.
 
@@ -347,9 +352,11 @@ class LinkSearch:
         return np.concatenate(([0], 1 + np.flatnonzero(is_start)))
 
     def _busy_rate(self, count: int) -> float:
-        """Return the highest rate (bytes/s) that busy periods reached: bytes over elapsed time.
+        """Return a lower bound of the rate (bytes/s) of the link that all transfers share.
 
-        It is the 90th percentile over the busy periods, and a lower bound of the server's capacity.
+        A busy period is a time in which at least one transfer is always under way. Its rate is the
+        greatest ratio of the bytes that have arrived to the time since its start. The result is the
+        90th percentile of these rates.
 
         Args:
             count: count of transfers to use, in order of time.

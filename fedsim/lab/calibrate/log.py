@@ -84,11 +84,11 @@ _TASK_TYPE = [
 
 
 class LogDefaults(NamedTuple):
-    """Values for optional columns that a task log may lack.
+    """Values for optional columns that the log of a deployment may lack, the same for all rows.
 
     Attributes:
-        bytes: size of a message (bytes); None if the log has to have the column.
-        samples: samples of a training; None if the log has to have the column.
+        bytes: size of a message (bytes); None if the log has to have the column ``bytes``.
+        samples: samples of a training; None if the log has to have the column ``samples``.
         epochs: epochs of a training; None counts as 1.
     """
 
@@ -107,12 +107,13 @@ class Log:
     """Log of a deployment's tasks, parsed and checked, to fit clients' speeds and links to it.
 
     Attributes:
-        clients: names of the clients.
-        tasks: tasks of all clients.
+        clients: names of the clients that have at least two tasks; tasks refer to a client by its
+            index in this tuple.
+        tasks: tasks of these clients, each a download, a training and an upload.
         rounds: rounds in order of time, or versions if the server is asynchronous.
         synchronous: whether a round begins only when the previous one is over.
-        on: client index, start and end (s) of each online interval, if the log has any.
-        notes: sentences for the user.
+        on: client index, start and end (s) of each online interval; empty if the log has none.
+        notes: sentences for the user, for example on rows that were not used.
     """
 
     clients: tuple[str, ...]
@@ -137,7 +138,7 @@ class Log:
 
     @property
     def per_version(self) -> int:
-        """Median count of updates that an asynchronous server receives between two model versions."""
+        """Median count of updates that an asynchronous server receives per model version."""
         ends = np.sort(self.tasks.up.end[has_ended(self.tasks)])
         first = np.searchsorted(ends, self.rounds.start, side="right")
         last = np.searchsorted(ends, self.rounds.end, side="right")
@@ -145,11 +146,14 @@ class Log:
 
 
 def read_log(path: Path, defaults: LogDefaults) -> Log:
-    """Read and check a log.
+    """Read and check the log of a deployment: the times and sizes of its clients' tasks.
 
     Args:
-        path: log file, or folder of logs, or run folder.
+        path: CSV or Parquet file, log or folder of logs of NVFlare or APPFL, or run folder.
         defaults: values for columns that the log lacks.
+
+    Returns:
+        The log, without clients that have a single task, and with times since its first row.
 
     Raises:
         DataError: the log is missing, malformed, or contradicts itself.
@@ -205,6 +209,10 @@ def _tasks_by_client(
 
     Returns:
         Dict from name of a client, sorted, to its tasks in order of time.
+
+    Raises:
+        DataError: the log lacks trainings or transfers, no client has two tasks, or the steps of a
+            client contradict each other.
     """
     steps = rows[rows["what"].isin(_STEP_ORDER)]
     kinds = set(steps["what"])
@@ -233,7 +241,7 @@ def _tasks_by_client(
 
 
 def _find_round_spans(tasks: Tasks) -> Rounds:
-    """Return rounds that last from the first begin to the last end of their tasks."""
+    """Return the rounds of a log, each from the first begin to the last end of its tasks."""
     start, end = spans(tasks)
     times = pd.DataFrame({"number": tasks.number, "start": start, "end": end})
     extents = times.groupby("number").agg({"start": "min", "end": "max"})
@@ -241,13 +249,15 @@ def _find_round_spans(tasks: Tasks) -> Rounds:
 
 
 def _read_rounds(rows: pd.DataFrame, first_start: float, spans_of_tasks: Rounds) -> Rounds:
-    """Return the rounds that the log has rows of its server for, sorted by their start.
+    """Return the rounds of a log, sorted by their start.
+
+    Their times are those of the server's rows. A log without such rows gets its rounds from the
+    times of its tasks.
 
     Args:
         rows: the log's rows.
         first_start: time in the log that becomes 0 s.
-        spans_of_tasks: rounds from first to last step of their tasks, which are returned if the log
-            has no rows of rounds.
+        spans_of_tasks: rounds from the first to the last step of their tasks.
     """
     server = rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
     if not len(server):
@@ -261,7 +271,7 @@ def _read_rounds(rows: pd.DataFrame, first_start: float, spans_of_tasks: Rounds)
 
 
 def _is_synchronous(spans_of_tasks: Rounds) -> bool:
-    """Whether nearly every round is over when the next one begins."""
+    """Whether nearly every round (at least 90 %) is over when the next one begins."""
     is_over = spans_of_tasks.start[1:] >= spans_of_tasks.end[:-1] - _IGNORED_OVERLAP_S
     return not len(is_over) or bool(np.mean(is_over) >= _LEAST_SEQUENTIAL)
 
@@ -276,7 +286,13 @@ def _sort_key(name: str) -> tuple[bool, int, str, str]:
 
 
 def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) -> pd.DataFrame:
-    """Read and check a log file.
+    """Read and check a CSV or Parquet file with the log of a deployment.
+
+    Args:
+        path: the file.
+        where: description of the log, for error messages.
+        defaults: values for columns that the log lacks.
+        notes: list to which notes on unused columns and defaults are appended.
 
     Returns:
         DataFrame of the log's rows, with the row number from 1 as ``row_number``.
@@ -329,7 +345,13 @@ def _check_columns(names: list[str], where: str) -> None:
 
 
 def _find_default(name: str, defaults: LogDefaults, is_required: bool, where: str) -> float:
-    """Return the value for a column that the log lacks, NaN if no row needs the column.
+    """Return the value that replaces an absent column of a log; NaN if no row needs the column.
+
+    Args:
+        name: name of the column.
+        defaults: the user's values for absent columns; 1 for epochs if the user has given none.
+        is_required: whether any row needs the column.
+        where: description of the log, for error messages.
 
     Raises:
         DataError: a row needs the column, and it has no default.
@@ -388,7 +410,13 @@ def _read_texts(path: Path, where: str) -> pd.DataFrame:
 
 
 def _convert(texts: "pd.Series[str]", or_dates: bool) -> "pd.Series[float]":
-    """Convert texts to numbers, dates to seconds since 1970, and other texts to NaN."""
+    """Convert texts to numbers; NaN for a text that is no number.
+
+    Args:
+        texts: the texts.
+        or_dates: whether the texts may be dates with times instead, which become seconds since
+            1970. The first text that is not empty decides.
+    """
     if or_dates and re.match(r"[0-9]{4}-[0-9][0-9]-[0-9][0-9]", next(filter(None, texts), "")):
         dates = pd.to_datetime(texts, errors="coerce", utc=True, format="ISO8601")
         return (dates - pd.Timestamp(0, tz="UTC")).dt.total_seconds()
@@ -400,7 +428,7 @@ def _iterate(rows: pd.DataFrame) -> Iterable[_Row]:
 
 
 def _find_problem(row: _Row) -> str | None:
-    """Return the reason why a row cannot be used; None if it can."""
+    """Return the reason why a row of a log cannot be used, as a sentence; None if it can."""
     if row.what not in _KINDS:
         hint = nearest(row.what, _KINDS)
         return f"what is {show_value(row.what)}; allowed are {', '.join(_KINDS)}{hint}"
@@ -472,7 +500,7 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete_kinds: list[str]
 
 
 def _are_pieces(earlier: _Row, later: _Row) -> bool:
-    """Whether two rows are simultaneous pieces of one transfer."""
+    """Whether two rows of a client are pieces of one transfer, which overlap in time."""
     return later.what == earlier.what != "train" and _overlap(earlier, later)
 
 
@@ -481,7 +509,13 @@ def _overlap(earlier: _Row, later: _Row) -> bool:
 
 
 def _check_overlap(client: str, earlier: _Row | None, later: _Row) -> None:
-    """Raise ``DataError`` if two rows of a client overlap."""
+    """Raise ``DataError`` if two rows of a client overlap in time by more than a millisecond.
+
+    Args:
+        client: log and name of the client, for the error message.
+        earlier: the row that starts first; None if there is none, which is no error.
+        later: the row that starts later.
+    """
     if earlier is not None and _overlap(earlier, later):
         raise DataError(
             f"{client} does two things at once: {_describe(earlier)} and {_describe(later)}"
@@ -489,7 +523,13 @@ def _check_overlap(client: str, earlier: _Row | None, later: _Row) -> None:
 
 
 def _check_complete(client: str, task: _Task, complete_kinds: list[str]) -> None:
-    """Raise ``DataError`` if a task lacks a step before its last one."""
+    """Raise ``DataError`` if a task lacks a step that has to come before its last step.
+
+    Args:
+        client: log and name of the client, for the error message.
+        task: rows of the task by kind of step, such as ``train``.
+        complete_kinds: all kinds of steps of a whole task, in order.
+    """
     steps = [kind for kind in complete_kinds if kind in task]
     if steps == complete_kinds[: len(steps)]:
         return
@@ -507,7 +547,7 @@ def _describe(row: _Row) -> str:
 
 
 def _build_tasks(tasks: list[_Task], client_indices: dict[str, int], first_start: float) -> Tasks:
-    """Convert tasks to a recarray.
+    """Convert tasks from dicts of rows to a record array of numpy, sorted by the tasks' starts.
 
     Args:
         tasks: the tasks of all clients.

@@ -1,9 +1,9 @@
 """Predicted times of rounds with other counts of clients than the log has, as intervals.
 
-A log may not show whether the clients' own links limit them, a link that all clients share, or
-both. Each of these worlds then explains the log. Their rounds take the same time with as many
-clients as in the log, but different times with more or fewer clients. Nor does a log show the
-clients that it does not have.
+A world has the speeds and links of all clients. A log may not show whether the clients' own links
+limit them, a link that all clients share, or both. Several worlds then explain the log. With as
+many clients as in the log, a round takes the same time in all of them; with more or fewer clients,
+the times differ. Further clients would also have other speeds and links than the log's clients.
 """
 
 import math
@@ -30,13 +30,14 @@ _DRAWS = 10  # count of draws of clients whose times an interval spans
 class Outlook:
     """Predicted duration of a round if more or fewer clients take part than in the log.
 
-    ``fedsim calibrate`` prints it. A world has the clients' speeds and links.
+    ``fedsim calibrate`` fits worlds to a log; a world has the speeds and links of all clients.
+    Several worlds may explain a log, and the predicted duration differs between them.
 
     Attributes:
         clients: count of clients in the round.
-        fitted: duration of the round in the world that fits the log best (s).
-        fastest, slowest: shortest and longest duration of the round (s) in all worlds that explain
-            the log, with its clients or with clients drawn from their distribution.
+        fitted: duration of the round (s) in the best world, with clients of the log.
+        fastest, slowest: shortest and longest duration of the round (s), over all worlds that
+            explain the log, and over clients of the log and clients drawn at random like them.
     """
 
     clients: int
@@ -46,7 +47,7 @@ class Outlook:
 
     @property
     def line(self) -> str:
-        """Text for the user: predicted time of a round, and its range if links are uncertain."""
+        """Text for the user: the predicted time of a round, and its range if that is wide."""
         text = (
             f"outlook    with {counted(self.clients, 'client')} at a time a round takes "
             f"{self.fitted:.4g} s in the scenario"
@@ -65,7 +66,9 @@ def keep_unrefuted(
     """Return the rival worlds that predict held-out rounds about as well as the fitted world.
 
     A world has the clients' speeds and links; rivals explain the rounds of the fit about equally
-    well. All rivals are returned if no round is held out, or if the server is asynchronous.
+    well. A rival is left out if the mean error of its predictions exceeds the fitted world's by
+    more than 0.05. All rivals are returned if no round is held out, or if the server is
+    asynchronous.
 
     Args:
         log: the log.
@@ -81,9 +84,14 @@ def keep_unrefuted(
 
 
 def _held_out_error(log: Log, is_held_out: Flags, world: FittedWorld) -> float:
-    """Return the mean absolute relative error of a world's durations of held-out rounds.
+    """Return the mean relative error (0.1: 10 %) with which a world predicts held-out rounds.
 
-    NaN if no held-out round can be predicted.
+    It is the mean of absolute values; NaN if no held-out round can be predicted.
+
+    Args:
+        log: the log, which has the measured durations.
+        is_held_out: whether each round was left out of the fit, to test it; bool [rounds].
+        world: the clients' speeds and links, by which the rounds are simulated.
     """
     prediction = predict(log, is_held_out, [world])
     is_scored = is_held_out & ~np.isnan(prediction.predicted)
@@ -96,15 +104,15 @@ def _held_out_error(log: Log, is_held_out: Flags, world: FittedWorld) -> float:
 def predict_outlooks(
     log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]
 ) -> Iterator[Outlook]:
-    """Yield the predicted times of rounds with half and with twice the log's count of clients.
+    """Yield the predicted times of rounds with half and twice as many clients as the last round.
 
-    The clients of the log's last whole round take part, or copies of these clients. The range from
-    fastest to slowest also covers rounds whose clients are drawn from the distribution of these
-    clients.
+    Some or all clients that ended their task in the log's last round take part, and copies of them
+    if these are too few. The range from fastest to slowest also covers clients that are drawn from
+    a distribution which fits these clients.
 
     Args:
         log: the log. Nothing is yielded if its server is asynchronous.
-        world: the fitted world.
+        world: the world (clients' speeds and links) that fits the log best.
         rivals: other worlds that explain the log as well.
     """
     if not log.synchronous:

@@ -30,9 +30,9 @@ class Presence(NamedTuple):
 def estimate_presence(log: Log) -> Presence | None:
     """Estimate the online and unreachable phases of a log's clients.
 
-    The phases are read from the log. If it has none, and nearly all clients take part in every
-    round, the absent clients count as unreachable. The means are fitted to exponential phases, of
-    which the first and the last may be cut off.
+    The phases are read from the log. If the log has no phases, and nearly all clients take part in
+    every round, a client that is absent from a round counts as unreachable. Durations are taken to
+    be exponential, and phases may be cut off by the begin and the end of the log.
 
     Returns:
         The estimates; None if no client becomes unreachable in the log, or none comes back.
@@ -57,7 +57,12 @@ def estimate_presence(log: Log) -> Presence | None:
 
 
 def _online_phases(log: Log) -> tuple[Ints, Floats, Floats] | None:
-    """Return client, start and end (s) of each online phase, [phases] each; None if unknown."""
+    """Return the clients' online phases, as the log states them or as the rounds show them.
+
+    Returns:
+        Index of the client, start and end (s) of each phase, [phases] each. None if the log states
+        none, and they cannot be told from the clients that take part in the rounds.
+    """
     if log.on:
         client, start, end = map(np.array, zip(*log.on, strict=True))
         return client, start, end

@@ -51,7 +51,14 @@ class FittedWorld(NamedTuple):
 
 
 class _Replay:
-    """Simulation of a fitted world, in which SimPy processes carry out tasks."""
+    """Simulation of clients with fitted speeds and links, which carry out tasks of a log.
+
+    A caller starts ``carry_out`` as SimPy processes of ``env``, or sends single messages.
+
+    Args:
+        world: the clients' speeds and links.
+        seed: seed of the jitter of training times.
+    """
 
     def __init__(self, world: FittedWorld, seed: int) -> None:
         simulation = Simulation()
@@ -110,7 +117,7 @@ class _Replay:
             yield self.send(client, "up", upload_bytes)
 
     def _jitter(self, task: int, epoch: int) -> float:
-        """Return the random factor by which an epoch takes longer or shorter than at the mean speed.
+        """Return the random factor on the duration of an epoch, which has a mean of 1.
 
         Args:
             task: index of the task.
@@ -167,7 +174,7 @@ def replay_rounds(
     Args:
         world: the fitted world.
         tasks: tasks of the log.
-        cohorts: indices of each round's tasks.
+        cohorts: for each round, the indices of its tasks in ``tasks``.
         seed: seed of the jitter.
 
     Returns:
@@ -198,7 +205,7 @@ def measure_update_rate(world: FittedWorld, tasks: Tasks, at_work: int, seed: in
         world: the fitted world.
         tasks: one task of each client, in order of clients.
         at_work: count of clients that work at the same time.
-        seed: seed of the draws and of the jitter.
+        seed: seed of the draws of clients and of the jitter of training times.
     """
     replay = _Replay(world, seed)
     ends = list[float]()
@@ -240,7 +247,8 @@ class Prediction(NamedTuple):
         """Yield lines of text for users on how far predictions are from measured durations.
 
         Args:
-            source: end of each line, which says how the predictions were made.
+            source: words that tell how the predictions were made, such as ``with each client's own
+                values``. They are a part of each line.
         """
         if self.updates is not None:
             measured, predicted = self.updates
@@ -294,7 +302,8 @@ def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Pred
 
     The tasks of each round are simulated in each of several worlds, which have the clients' fitted
     speeds and links; durations are means over the worlds. If the server is asynchronous, updates
-    per second are predicted instead.
+    per second are predicted instead, and all durations between model versions follow from this
+    rate.
 
     Args:
         log: the log.
@@ -307,7 +316,15 @@ def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Pred
 
 
 def _predict_rounds(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
-    """Predict the durations of a synchronous server's rounds; NaN if a task did not end."""
+    """Predict the durations of a synchronous server's rounds by simulation.
+
+    The duration of a round is the mean over the worlds, and NaN if one of its tasks did not end.
+
+    Args:
+        log: the log.
+        is_held_out: whether each round is held out of the fit; bool [rounds].
+        worlds: the fitted worlds (clients' speeds and links).
+    """
     tasks = log.tasks
     has_task_ended = has_ended(tasks)
     cohorts = [np.flatnonzero(tasks.number == number) for number in log.rounds.number]
@@ -324,9 +341,15 @@ def _predict_rounds(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld])
 
 
 def _predict_updates(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
-    """Predict the updates per second of an asynchronous server.
+    """Predict the updates per second of an asynchronous server by simulation.
 
-    The predicted duration between versions is the count of updates in a version over this rate.
+    All durations between two model versions are predicted to be equal: the usual count of updates
+    in a version, divided by this rate.
+
+    Args:
+        log: the log.
+        is_held_out: whether each version is held out of the fit; bool [versions].
+        worlds: the fitted worlds (clients' speeds and links).
     """
     is_scored = is_held_out if is_held_out.any() else ~is_held_out
     scored = log.rounds[is_scored]

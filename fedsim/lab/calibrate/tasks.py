@@ -9,10 +9,10 @@ from fedsim.world.network import Direction
 
 
 class Steps(Protocol):
-    """Interface of numpy's record array of one step of each task of a log.
+    """Record array of numpy with a row per task of a log, for one step of these tasks.
 
-    The step is the download, the training or the upload. The array has a row per task.
-    All fields are NaN for a task that lacks the step.
+    The step is the download, the training or the upload. The row of a task that lacks the step has
+    only NaN.
 
     Attributes:
         start: begin (s since the log's first instant); float64 [tasks].
@@ -28,13 +28,13 @@ class Steps(Protocol):
 
 
 class Tasks(Protocol):
-    """Interface of numpy's record array of a log's tasks, with a row per task, sorted by start.
+    """Record array of numpy with a row per task of a log, sorted by the tasks' starts.
 
     Attributes:
-        client: index of the client.
-        number: number of the round.
-        epochs: count of epochs of the training.
-        down, train, up: the task's steps.
+        client: index of the client; int64 [tasks].
+        number: number of the task's round in the log; int64 [tasks].
+        epochs: count of epochs of the training; int64 [tasks].
+        down, train, up: times and sizes of the download, the training and the upload.
     """
 
     client: Ints
@@ -54,7 +54,7 @@ class Tasks(Protocol):
 
 
 class Rounds(Protocol):
-    """Interface of numpy's record array of a log's rounds, with a row per round.
+    """Record array of numpy with a row per round of a log.
 
     If the server is asynchronous, a row is a model version instead.
 

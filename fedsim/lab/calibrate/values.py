@@ -26,7 +26,10 @@ def aggregate(values: Floats, client: Ints, clients: int, function: str = "media
 
 
 def fill_unknown(values: Floats) -> Floats:
-    """Replace NaN by the median of the other values, or by infinity if all are NaN."""
+    """Return the values with NaN replaced by the median of the others; float64 [n].
+
+    If all values are NaN, infinity replaces them.
+    """
     known = values[~np.isnan(values)]
     substitute = np.median(known) if len(known) else math.inf
     return np.where(np.isnan(values), substitute, values)
