@@ -39,8 +39,8 @@ class WorldAnswer:
             its lines share; empty if there is only one world.
         target: the accuracy, or a metric's value, at which costs are compared; None if no line
             reached a target.
-        rankings: rankings by the goal, then by time, bytes, joules and money to the target if they
-            were counted, then by accuracy.
+        rankings: rankings by the goal, then by time, bytes, joules and money to the target, then by
+            accuracy. A measure of which no run has a value has no ranking.
         missed: lines that did not reach the target in all their runs: name, count of runs that
             reached it, count of runs.
         cells: variant and grid values by which each line differs from the others, by index of the
@@ -62,7 +62,7 @@ class WorldAnswer:
 
     @property
     def words(self) -> list[str]:
-        """Sentences for people: the best variant, its costs, and the targets that none reached."""
+        """Sentences for people: the best variant, its costs, and the targets that were missed."""
         words = []
         if self.unranked:
             words.append(f"{self.where}No run has a figure to rank by {self.unranked}.")
@@ -127,8 +127,8 @@ class WorldAnswer:
     def order(self) -> list[int]:
         """Indices of the lines (variants or runs) to show in a short table, the best first.
 
-        These are the lines with a value in the ranking by the goal, in its order, then the further
-        lines in the ranking by accuracy.
+        First are the lines that have a value of the goal, in the order of that ranking. Further
+        lines with an accuracy follow, in the order of the ranking by accuracy.
         """
         line_indices: dict[int, None] = {}
         for ranking in self.rankings[:1] + self.rankings[-1:]:
@@ -144,7 +144,8 @@ def answers(
     """Yield the best line and its costs for each world, a group of lines that can be compared.
 
     Lines of a world share devices, network and data. Their costs are compared at the hardest target
-    that a line reaches in all its runs; if there is none, that any run reaches.
+    that at least one line reaches in all its runs. If there is no such target, it is the hardest
+    one that any run reaches.
 
     Args:
         lines: the lines (variants or single runs) of the comparison.
@@ -213,7 +214,13 @@ def _answer_for_world(
 
 
 def _list_missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
-    """Yield the variants that missed the target in one of their runs, without references.
+    """Yield the variants that missed the target in at least one of their runs.
+
+    References, such as centralised training, are left out.
+
+    Args:
+        rankings: all rankings of a world. Only a ranking by a cost up to the target tells which
+            runs reached it; nothing is yielded if there is none.
 
     Yields:
         Name of the variant, count of its runs that reached the target, and count of all its runs.
@@ -259,7 +266,7 @@ def _rank_lines(
     *,
     decides_seeds: bool,
 ) -> Ranking:
-    """Rank lines (variants or runs) that share a world by a measure, such as the time to a target.
+    """Rank lines (variants or runs) of one world by a measure, such as the time to a target.
 
     Lines with a value of the measure in all their runs come first, the best mean first.
 
@@ -357,8 +364,8 @@ def _is_reached(
 def usual_target(lines: Lines, figures: LineFigures) -> Target | None:
     """Return the accuracy at which costs are compared if neither a study nor the user names one.
 
-    It is the highest multiple of 0.05 that all runs of at least half of the lines reach. None if
-    there is no such accuracy.
+    It is the highest multiple of 0.05 that at least half of the lines reach in all their runs. None
+    if there is no such accuracy.
 
     Args:
         lines: the lines (variants or runs) of the comparison.

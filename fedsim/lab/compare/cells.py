@@ -29,8 +29,11 @@ def worlds_of(lines: Lines) -> list[list[int]]:
 
     A line is a variant at a point of a study's grid, or a single run. Lines share a world if their
     scenarios differ at most in strategy, training, model, messages, stop conditions, checkpoints
-    and meters. Only lines of the same world are compared with each other. Single runs are one
-    group; lines without runs are left out.
+    and meters. Lines of different studies never share one. Only lines of the same world are
+    compared with each other. All single runs are one group; lines without runs are left out.
+
+    Args:
+        lines: the lines of the comparison.
 
     Returns:
         Indices of the lines of each world, ascending.
@@ -100,8 +103,9 @@ def varying_keys(lines: Lines, line_indices: Sequence[int]) -> list[str]:
 def cells_of(lines: Lines, line_indices: Sequence[int]) -> dict[int, dict[str, str]]:
     """Return the variant and grid values by which the lines of a world differ.
 
-    Lines with the same runs get one entry, at the index of the first of them. In it, the value of a
-    key by which these lines differ is ``any``.
+    Several lines may have the same runs, if a grid value does not matter for their variant. They
+    get one entry, at the index of the first of them. In this entry, the value of a key by which
+    they differ is ``any``.
 
     Args:
         lines: the lines of the comparison (variants of a study, or single runs).
@@ -129,7 +133,7 @@ def cells_of(lines: Lines, line_indices: Sequence[int]) -> dict[int, dict[str, s
 
 
 def cell_names(lines: Lines) -> list[str]:
-    """Return a short name for each line of a comparison: its variant and the grid values that vary."""
+    """Return a short name for each line: its variant, and the grid values by which lines differ."""
     line_indices = [line_index for line_index, line in enumerate(lines.lines) if line.runs]
     names = name_cells(cells_of(lines, line_indices))
     return [names.get(line_index, line.name) for line_index, line in enumerate(lines.lines)]
@@ -138,8 +142,8 @@ def cell_names(lines: Lines) -> list[str]:
 def name_cells(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
     """Return a name for each line, such as ``fedprox (mu=0.1)``, by index of the line.
 
-    The values of ``size`` and ``part`` are in the name only if another line would have the same
-    name.
+    The values of the keys ``size`` and ``part`` are in the name only if another line would have the
+    same name without them.
 
     Args:
         cells: variant and values by key of each line, by index of the line.

@@ -40,14 +40,13 @@ Cell = str | float | int | Estimate | PublishedComparison | Absent | None
 class ComparedColumn:
     """Column of a table of a comparison, with one cell per row and directions for showing it.
 
-    An empty cell is None.
-
     Attributes:
         head: heading of the column.
         cells: the cells from the first row to the last; None for an empty cell.
         topic: title of the smaller table, such as "cost", that shows the column if a table is split
             by topics; empty for columns that identify a row.
-        over_seeds: whether cells may be estimates; a CSV has three columns for such a column.
+        over_seeds: whether cells may be means over seeds with their intervals (``Estimate``). A CSV
+            has three columns for such a column.
         unit: unit of the numbers; empty if they have none.
         signed: whether the cells are differences, shown with their sign.
         best: ``least`` or ``most`` if the least or the greatest number is the best one; None if
@@ -75,8 +74,8 @@ class ComparedColumn:
     def best_cells(self) -> set[int]:
         """Row indices of the best numbers of the column, to emphasise them.
 
-        Estimates count by their means. Empty if the column has no best direction, if all means are
-        equal, or if the interval of the best includes another mean.
+        A cell with an estimate counts by its mean. The result is empty if ``best`` is None, if all
+        numbers are equal, or if the interval of the best number includes another number.
         """
         means = self._means()
         if self.best is None or len(set(means.values())) < 2:
@@ -119,12 +118,12 @@ class ComparedTable:
 
     @classmethod
     def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "ComparedTable":
-        """Make a table from rows.
+        """Make a table, without notes and title, from its rows.
 
         Args:
-            heads: heads of the columns, in order.
-            rows: cells by head for each row. A missing cell is empty; a head that is not in
-                ``heads`` is ignored.
+            heads: headings of the columns, in order.
+            rows: for each row, a dict from heading to cell. A missing cell is empty; a heading
+                that is not in ``heads`` is ignored.
         """
         columns = []
         for head in heads:

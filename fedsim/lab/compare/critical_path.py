@@ -2,8 +2,9 @@
 
 A round lasts from the end of the previous round to its own end. Its path is built backwards from
 this end: the task or message that ended at that time, with its steps, then the task or message
-that ended when that one began, and so on. If none did, the round waited. So the steps of a path
-have no gaps, and their times sum to the round's time exactly.
+that ended when the first one began, and so on. Times at which no task or message ended are filled
+by a step ``wait``. So the steps of a path have no gaps, and their times sum to the round's time
+exactly.
 """
 
 import math
@@ -55,11 +56,11 @@ class PathStep:
         start, end: simulated time (s).
         device, task: device and task ID of the step; None if it belongs to no task.
         outcome: ``done``, or the reason why the step was cut short.
-        shared: time of a transfer (s) that exceeds its time on the device's own link without other
+        shared: time (s) by which a transfer took longer than on the device's own link without other
             traffic.
         at_host: whether the step is a wait for one of the workers of the host, the machine on which
             several devices run.
-        label: the edge server or the endpoints of a step without a device.
+        label: for a step without a device, the edge server or the two endpoints of the message.
         data: further fields of the record at the end of a task's step, as JSON; None for messages
             and for steps that did not end.
     """
@@ -81,13 +82,17 @@ class PathStep:
 
     @property
     def category(self) -> str:
-        """Kind of waiting to which the step's time is added, such as ``computing``."""
+        """Kind of waiting, such as ``computing``, under which ``totals`` count the step's time."""
         return AT_HOST if self.at_host else _CATEGORIES.get(self.step, "computing")
 
 
 @dataclass
 class _AwaitedWork:
-    """Task with its steps, or message with its one step, for which a round may have waited."""
+    """Task or message for which a round may have waited: its begin and end (s) and its steps.
+
+    A message has a single step, and neither ``device`` nor ``task``. While it is under way, ``end``
+    is infinite.
+    """
 
     start: float
     device: int | None
@@ -100,9 +105,9 @@ class _AwaitedWork:
     def rank(self, now: float) -> tuple[float, ...]:
         """Return a sort key to choose for which of several tasks or messages a round waited.
 
-        The least key is chosen. Work that ended ``done`` at time ``now`` comes first, then work
-        that was lost then, then work that was late or unfinished, of which the least advanced comes
-        first.
+        The task or message with the least key is chosen. Those that ended ``done`` at the time
+        ``now`` come first, then those that were lost at this time. Late and unfinished ones are
+        last, the least advanced first.
 
         Args:
             now: simulated time at which the work ended or was still going on (s).
@@ -125,8 +130,8 @@ class RoundPath:
         selected: count of selected clients; 0 for strategies with versions instead of rounds.
         late: IDs of the devices whose tasks were cut off at the end of the round.
         by_deadline: whether the deadline ended the round.
-        saved_s: time (s) by which the round's tasks would have ended sooner without the tasks that
-            ended last; 0 for strategies without rounds.
+        saved_s: time (s) by which the round would have ended sooner without the tasks that ended
+            last; 0 for strategies without rounds.
         clients_at_end: count of the tasks that ended last together; 0 for strategies without
             rounds.
         half_done_s: simulated time (s) at which half of the tasks of the round had ended; ``end``
@@ -317,7 +322,7 @@ class CriticalPaths:
         return _sum_by_key(times)
 
     def _round(self, start: float, finished: _FinishedRound) -> RoundPath:
-        """Return a round with its critical path, and with what its last clients cost.
+        """Return a round with its critical path, and with the time that its last clients cost.
 
         Args:
             start: simulated time of the round's start (s).
@@ -386,7 +391,7 @@ class CriticalPaths:
     def _last_awaited(
         self, now: float, start: float, number: int, end: float, used_tasks: set[int]
     ) -> float:
-        """Return the last time before ``now`` at which something ended for which a round waited.
+        """Return the last time before ``now`` at which an awaited task or message ended.
 
         Args:
             now: the simulated time (s).
@@ -407,8 +412,8 @@ class CriticalPaths:
     ) -> _AwaitedWork | None:
         """Return the task or message for which a round waited up to a given time; None if none.
 
-        It ended at this time and belongs to the round. At the round's end, a task of the round that
-        is still going on counts too.
+        The task or message ended at this time and belongs to the round, or the round used its
+        update. At the round's end, a task of the round that is still going on counts too.
 
         Args:
             now: the simulated time (s).
@@ -431,10 +436,10 @@ class CriticalPaths:
         return sorted(self._records.ended_at)
 
     def _cut(self, step: PathStep, start: float, end: float) -> PathStep:
-        """Return the part of a step between two simulated times (s).
+        """Return the part of a step between two simulated times (s), with its ``shared`` time.
 
-        Its ``shared`` time is computed: the time beyond what a transfer takes alone on the device's
-        own link, in proportion to the part.
+        This is the time by which a transfer took longer than on the device's own link without other
+        traffic, in proportion to the part.
         """
         part = replace(step, start=start, end=end)
         column = {DOWNLOAD: "link_down", UPLOAD: "link_up"}.get(step.step, "")

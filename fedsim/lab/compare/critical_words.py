@@ -27,7 +27,11 @@ _MOST_MESSAGES = 3  # most consecutive messages with a table row each; more shar
 
 
 def run_in_words(paths: CriticalPaths) -> list[str]:
-    """Return sentences on what a run's rounds waited for: deadlines, or the slowest devices."""
+    """Return sentences for people on the deadlines and devices for which a run's rounds waited.
+
+    Args:
+        paths: for each round of the run, the chain of steps for which it waited.
+    """
     rounds = paths.rounds
     if not rounds:
         return [f"The run has no {paths.word}s, so nothing was waited for."]
@@ -185,7 +189,7 @@ def path_table(path: RoundPath) -> ComparedTable:
 
 
 def _path_row(path: RoundPath, step: PathStep) -> dict[str, Cell]:
-    """Return the table row of a step of a round's critical path."""
+    """Return the row of ``path_table`` for one step, as a dict from heading to cell."""
     name = step.step
     if step.outcome != "done":
         name += f" ({step.outcome})"
@@ -201,9 +205,9 @@ def _path_row(path: RoundPath, step: PathStep) -> dict[str, Cell]:
 
 
 def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:
-    """Return a table of the time that runs waited, by kind of waiting, with bars of text.
+    """Return a table of the time for which runs waited, with a bar of ``#`` in each row.
 
-    It has a row for each kind, such as ``computing``, and run.
+    It has a row for each pair of a kind of waiting, such as ``computing``, and a run.
 
     Args:
         runs: the critical paths of runs, by the runs' names.

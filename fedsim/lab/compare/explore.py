@@ -1,4 +1,7 @@
-"""Many cells of a world: heat maps, Pareto fronts of two costs, and the most important keys."""
+"""Overviews of many variants in one world: heat maps, Pareto fronts, and the grid keys that matter.
+
+A cell is a variant at a point of the study's grid (a combination of values).
+"""
 
 import math
 from collections.abc import Sequence
@@ -86,7 +89,7 @@ class CostPoint(NamedTuple):
         line: the ranked line of the variant.
         first, second: its two costs, means over its runs.
         factor: 1 if the point is on the Pareto front. Otherwise each of the point's two costs is at
-            most ``factor`` times the cost of the closest point of the front; infinite if every
+            most ``factor`` times the same cost of the closest point of the front; infinite if every
             point of the front has a cost of 0.
         near: name of the line of that closest point; empty if ``factor`` is 1 or infinite.
     """
@@ -121,9 +124,10 @@ class ParetoFront:
 
     @property
     def runners_up(self) -> list[CostPoint]:
-        """Up to three variants that cost at most 1.5 times as much as one on the front.
+        """Up to three variants that are not on the Pareto front, but close to it.
 
-        The closest to the front is first.
+        Each of a variant's two costs is at most 1.5 times the same cost of one variant on the
+        front. The variant with the smallest such factor is first.
         """
         close_points = [point for point in self.points if 1 < point.factor <= _NEAR]
         return sorted(close_points, key=lambda point: point.factor)[:_RUNNERS_UP]
@@ -144,7 +148,7 @@ class ParetoFront:
 
     @property
     def words(self) -> str:
-        """Sentences on the points of the Pareto front and those close to it, with their costs."""
+        """Sentences on the variants on the Pareto front and close to it, with their two costs."""
         front = "; ".join(map(self.format_point, self.front))
         text = f"No cell is better in both {' and '.join(self.names)} than: {front}."
         if self.runners_up:
@@ -184,8 +188,8 @@ def heat_map(answer: WorldAnswer) -> HeatMap | None:
 def fronts(answer: WorldAnswer) -> list[ParetoFront]:
     """Return a Pareto front for each pair of costs, such as time and traffic to the target.
 
-    A cost is used if at least three variants are ranked by it. Pairs with the cost that is the
-    user's goal come first.
+    A Pareto front has the variants that no other variant beats in both costs. A cost is used if at
+    least three variants are ranked by it. Pairs with the cost that is the user's goal come first.
 
     Args:
         answer: comparison of the variants in one world, with their ranking by each cost.
@@ -201,7 +205,7 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
     """Return the Pareto front of two costs, and how far each further variant is from it.
 
     Args:
-        first, second: rankings by the costs; the best line of a ranking is first.
+        first, second: rankings of the variants by the two costs.
     """
     second_costs = {line.line_index: line.mean.mean for line in second.ranked}
     points: list[CostPoint] = []
@@ -229,7 +233,14 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
 
 
 def in_words(answer: WorldAnswer) -> list[str]:
-    """Return sentences on a world's first Pareto front, and on how much each grid key matters."""
+    """Return sentences for people on a world's variants: two of their costs, and what varies them.
+
+    The first sentences name the variants that no other variant beats in both costs. The last one
+    states how much of the variance of the goal's measure each key of the grid explains.
+
+    Args:
+        answer: the comparison of the variants in one world.
+    """
     words = [front.words for front in fronts(answer)[:1]]
     return [*words, *variance_in_words(answer)]
 
@@ -238,15 +249,17 @@ def variance_in_words(answer: WorldAnswer) -> list[str]:
     """Return a sentence on how much of the variance of the goal's measure each grid key explains.
 
     The shares are first-order Sobol indices of a full factorial design: the variance of the means
-    of a key's values over the variance of all variants and grid points. They are exact, as all
-    combinations were run. A search, which tries some combinations, has estimates
-    (``search.importances``).
+    of a key's values over the variance of all variants and grid points. They are exact, because
+    all combinations were run.
 
     Source: I. M. Sobol, "Sensitivity estimates for nonlinear mathematical models", Math. Model.
     Comput. Exp. 1 (1993).
 
+    Args:
+        answer: the comparison of the variants in one world.
+
     Returns:
-        The sentence; none if there are fewer than two keys, or combinations are missing.
+        A list with the sentence; empty if fewer than two keys vary, or combinations are missing.
     """
     if not answer.rankings:
         return []
@@ -273,12 +286,16 @@ def variance_in_words(answer: WorldAnswer) -> list[str]:
 def _explained_shares(
     rows: "pd.DataFrame", varying: Sequence[str], *, is_cost: bool
 ) -> dict[str, float]:
-    """Return the share of the variance that each key explains; empty if it is not defined.
+    """Return the share (0..1) of the variance of figures that each key of the grid explains.
 
     Args:
-        rows: variant, grid values and mean figure of each combination.
+        rows: DataFrame with variant, grid values and mean ``figure`` of each combination.
         varying: keys that may vary.
-        is_cost: whether the logarithms of the figures are compared.
+        is_cost: whether the logarithms of the figures are used, if all are above 0.
+
+    Returns:
+        Dict from key to share; empty if fewer than two keys vary, if a combination is missing, or
+        if all figures are equal.
     """
     import numpy as np
 
@@ -297,9 +314,14 @@ def _explained_shares(
 
 
 def _figures_by_cell(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
-    """Return the goal's mean for each variant and grid point as a DataFrame, and its varying keys.
+    """Return the goal's mean for each variant and grid point, and the keys that vary.
 
-    A row has the variant, the grid values, and the mean ``figure``, which is NaN if a run lacks it.
+    Args:
+        answer: the comparison of the variants in one world.
+
+    Returns:
+        DataFrame with a row for each variant and grid point: ``variant``, the grid values by key,
+        and the mean ``figure``, NaN if a run lacks it; and the columns with several values.
     """
     import pandas as pd
 

@@ -105,9 +105,9 @@ class Reading(Spec):
 
     @property
     def comparison(self) -> dict[str, object]:
-        """Variant or grid values of the line (variant) whose value divides or reduces this one.
+        """Variant or grid values of the second line, by whose figure the figure is related.
 
-        Empty if there is none.
+        The figure is divided by, or reduced by, the figure of that line. Empty if there is none.
         """
         return self.over or self.minus
 
@@ -136,7 +136,15 @@ class Reading(Spec):
         return math.nan if value is None else value
 
     def _measure(self, run: RunFolder, target: float) -> float | None:
-        """Return the scaled figure; None if the run lacks it or has too few rounds."""
+        """Compute the figure of a run, times ``scale``.
+
+        Args:
+            run: the folder of the run.
+            target: value to reach, if the definition has no fixed ``target``.
+
+        Returns:
+            The figure; None if the run lacks it or has too few rounds.
+        """
         if self.figure is not None:
             value = measure(run, (), self.ledger)[self.figure]
             return None if value is None else self.scale * float(value)
@@ -165,7 +173,16 @@ class Reading(Spec):
         return self.scale * pd.Series(values, dtype=float)
 
     def _measure_event(self, run: RunFolder, values: "pd.Series[float]") -> float:
-        """Return a count of events, the rounds before one, or the value before the first."""
+        """Compute a figure from the records of the kind ``event``, by ``take``.
+
+        Args:
+            run: the folder of the run.
+            values: values of ``column`` by index of the round.
+
+        Returns:
+            The count of events, the count of rounds before an event, or the last value before the
+            first event.
+        """
         event_rounds = [number for (number,) in run.events_of((str(self.event),), ("round",))]
         if self.take == "before":
             first_event = event_rounds[0] if event_rounds else len(run.rounds)

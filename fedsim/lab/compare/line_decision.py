@@ -1,4 +1,4 @@
-"""The decision of ``--until-sure`` on the best line: its error and its cost, in sentences."""
+"""The decision on the best variant of a study that adds seeds (``--until-sure``), in sentences."""
 
 import math
 import sys
@@ -27,7 +27,7 @@ class LineDecision:
     sentences the decision, the probability that it is wrong, and its cost in runs and time.
 
     Attributes:
-        outcome: best line or lines, and the lines that were dropped.
+        outcome: best line or lines, and the lines that are surely worse than another line.
         rule: the rule of the study by which seeds are added.
         measure: measure, such as a cost, by which lines are compared.
         tolerance: largest difference that does not matter: relative for a cost, such as .05, and
@@ -50,7 +50,7 @@ class LineDecision:
 
     @property
     def status(self) -> Literal["best", "tie", "budget", "open"]:
-        """State of the decision on the best line; a line is a variant with its runs over seeds.
+        """State of the decision on the best line; a line is a variant with a run for each seed.
 
         - ``best``: one line is the best.
         - ``tie``: several lines may be the best. One of them, the leader, is worse than the best by
@@ -69,7 +69,7 @@ class LineDecision:
 
     @property
     def tolerance_in_words(self) -> str:
-        """Text on how much worse than the best variant a variant may be without it mattering.
+        """Text on the largest difference from the best variant that does not matter.
 
         Examples are ``5 % more`` for a cost, and ``0.01 less`` for an accuracy.
         """
@@ -79,7 +79,10 @@ class LineDecision:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences on how sure the best variant is, and on the runs and the time that it took."""
+        """Sentences on further variants that may be the best, on worse ones, and on the effort.
+
+        The effort is the count of runs and their real time.
+        """
         words = []
         outcome = self.outcome
         if self.status == "tie":
@@ -129,7 +132,8 @@ def decide_line(
         measure: measure, such as a cost, by which lines are compared.
         names: names of the compared lines, by index in ``lines``.
         lines: all lines of the comparison (variants of a study, or single runs).
-        values: values of the measure by index of the line and seed; runs without one are left out.
+        values: dict from index of a line to the values of the measure by seed. Runs without a value
+            have no entry.
     """
     tolerance = rule.within
     if tolerance is None:

@@ -41,8 +41,8 @@ class ComparedLine:
         study: name of the study's folder; empty for a single run.
         reference: whether the line is a reference, such as centralised training, which is shown but
             not ranked.
-        is_begun: whether any run of the line has a folder. It has none before the first run begins,
-            or if ``--only`` excludes the line.
+        is_begun: whether any run of the line has a folder. No run has one before the first run
+            begins, or if ``--only`` excludes the line.
         seeds_in_order: seeds of the finished runs before the first unfinished one.
         undone: seed and status of each run that is not done, such as ``failed`` or ``not begun``.
     """
@@ -99,7 +99,7 @@ class Lines:
         budget: dict from name of a cost to its limit, for the accuracy within the budget.
         not_begun: names of the lines that ``begun`` removed.
         until_sure: rule by which seeds were added to lines; None if all have the same seeds.
-        seeds_follow_goal: whether ``goal`` is the criterion that decided which lines got more seeds.
+        seeds_follow_goal: whether the study decided by ``goal`` which lines get more seeds.
     """
 
     lines: tuple[ComparedLine, ...]
@@ -254,7 +254,7 @@ def read_lines(
 
 
 class _FolderLines(NamedTuple):
-    """The lines to compare that one folder has, and its study's index; None for a single run."""
+    """Lines to compare from one folder, with the index of the study; None for a single run."""
 
     lines: list[ComparedLine]
     study: StudyIndex | None
@@ -289,7 +289,7 @@ def _first_declared(values: Iterable[_Setting | None]) -> _Setting | None:
 
 
 def _check_baseline(name: str | None, baseline: str | None, lines: Sequence[ComparedLine]) -> None:
-    """Raise ``ScenarioError`` if the baseline is no line of the comparison, or has no run.
+    """Raise ``ScenarioError`` if no line has the baseline's name, or a requested one has no run.
 
     Args:
         name: name of the baseline, declared by a study or requested; None if there is none.
@@ -309,7 +309,12 @@ def _check_baseline(name: str | None, baseline: str | None, lines: Sequence[Comp
 
 
 def _lines_of_study(path: Path, study: StudyIndex) -> list[ComparedLine]:
-    """Return a line for each variant of a study at a point of its grid, with its finished runs."""
+    """Return a line for each variant of a study at a point of its grid, with its finished runs.
+
+    Args:
+        path: folder of the study.
+        study: index of the study, which lists its runs.
+    """
     lines = []
     for variant in study.variants:
         folders = [path / run.folder for run in variant.runs]
@@ -355,8 +360,8 @@ def _find_baseline(
 ) -> int | None:
     """Return the index of a variant's baseline among the lines to compare; None if it has none.
 
-    It is the line called ``name`` with the same study and grid values, or else one without grid
-    values.
+    The baseline is the line called ``name`` that has the variant's study and grid values. If there
+    is no such line, it is the first line of this name without grid values.
 
     Args:
         compared: the line whose baseline to find.

@@ -1,6 +1,6 @@
-"""The figures of a run, computed from its folder, and the goals by which comparisons rank.
+"""The measures by which runs are compared, their values in a run, and the goals of comparisons.
 
-A figure that a run lacks is None.
+A value that a run lacks is None.
 """
 
 import math
@@ -398,7 +398,12 @@ def measure(
 
 
 def _compute_figures(run: RunFolder, ledger: LedgerPreset) -> Values:
-    """Return the figures of a run by name, except costs to targets and within a budget."""
+    """Return the values of a run's measures by name, except those of targets and of a budget.
+
+    Args:
+        run: the folder of the run.
+        ledger: traffic to count: ``strict`` or ``paper``, as for ``measure``.
+    """
     summary = run.summary
     traffic = summary["bytes"]
     energy = summary.get("energy", {})
@@ -517,14 +522,17 @@ def read_work(run: RunFolder) -> Values:
 
 @dataclass
 class _ComputeTime:
-    """Seconds of compute of a task: all, and those that are useful if the task ends ``done``."""
+    """Compute time of a task (s): ``total``, and the part ``useful`` if the task ends ``done``.
+
+    The useful part ends with the last epoch that the task's update includes.
+    """
 
     total: float = 0.0
     useful: float = 0.0
 
 
 def _useful_seconds(time: float, seconds: float, fields: RecordData) -> float:
-    """Return the useful seconds of a computing step: until the end of the last epoch in its update.
+    """Return how long a computing step was useful (s): until the last epoch in the task's update.
 
     Args:
         time: simulated time at the end of the step (s).

@@ -39,7 +39,7 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """Text on the claim that the mean is above 0.
+        """Verdict on the claim that the true mean is above 0.
 
         ``holds`` if the whole interval is above 0, ``holds in part`` if only the mean is above 0,
         and ``does not hold`` otherwise.

@@ -62,7 +62,7 @@ _CLAIMS = (
 
 
 def _read_row(row: object) -> object:
-    """Return a row of a published table as a dict; a text becomes a row with this name."""
+    """Return a row of a published table as a dict; a text becomes a dict with this ``name``."""
     return {"name": row} if isinstance(row, str) else row
 
 
@@ -83,7 +83,7 @@ class PublishedRow(Spec):
 
     @property
     def where(self) -> dict[str, object]:
-        """Variant and grid values, by key, that select the line of a study for the row."""
+        """Dict from key of the grid, or ``variant``, to value, which selects the row's line."""
         return {"variant": self.variant or self.name, **self.at}
 
 
@@ -92,7 +92,7 @@ class Claims(Spec):
 
     Attributes:
         says: the sentence, with ``{above}`` and ``{below}`` for the titles of the rows.
-        pairs: pairs of row names, A and B.
+        pairs: pairs of row names, A and B; A is claimed to exceed B.
         measure: name of the measure; by default the first of the table.
         by: least difference of A and B for which the claim holds.
         at: values of the tables' ``at`` for which the paper makes the claim; by default all.
@@ -129,9 +129,12 @@ class PublishedFigures(Spec):
     note: str = ""
 
     def apart(self) -> "list[PublishedFigures]":
-        """Return a table for each value, or combination of values, that ``at`` lists.
+        """Split the table into one table for each value, or combination of values, in ``at``.
 
         The published figures may be given for each value separately, or once for all values.
+
+        Returns:
+            The tables, whose ``at`` has no lists.
 
         Raises:
             ValueError: figures are given for a value that ``at`` does not list.
@@ -283,8 +286,11 @@ def beside_published(lines: Sequence[ComparedLine], published: Published) -> lis
 def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
     """Rearrange tables of published figures into the form that papers print.
 
-    ``beside_published`` returns tables with a row per figure; in papers each figure is a column.
-    Tables without runs are left out; the note of an added last table names them.
+    In papers, each figure is a column. Tables without runs are left out; the note of an added last
+    table names them.
+
+    Args:
+        tables: tables of ``beside_published``, which have a row for each figure.
     """
     printed = []
     missing = []
@@ -301,10 +307,11 @@ def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
 
 
 def _figures_as_columns(table: ComparedTable) -> ComparedTable:
-    """Convert a table that has a row for each figure of a row of the paper into the paper's form.
+    """Convert a table of ``beside_published`` into the form of the paper.
 
-    The result has one row per row of the paper, and one column per figure. The head of a column
-    states the usual tolerance of its figure; a row with another tolerance states it in its name.
+    The table has a row for each figure. The result has a column for each figure, and a row for each
+    row of the paper. The head of a column states the usual tolerance of its figure; a row with
+    another tolerance states it in its name.
     """
     cells_of_figure: dict[str, dict[str, Cell]] = {}
     tolerances_of_figure: dict[str, dict[str, Any]] = {}
@@ -332,11 +339,12 @@ def _figures_as_columns(table: ComparedTable) -> ComparedTable:
 def _row_names(
     tolerances_of_figures: Sequence[Mapping[str, Any]], usual_tolerances: Collection[Any]
 ) -> tuple[str, ...]:
-    """Return the names of a paper's rows, each with the tolerances that are not usual.
+    """Return the names of a paper's rows; unusual tolerances are added to a name, as ``(+-2)``.
 
     Args:
-        tolerances_of_figures: row -> tolerance (None: not judged), for each figure.
-        usual_tolerances: the usual tolerances of the figures.
+        tolerances_of_figures: for each figure, a dict from row to the figure's tolerance in this
+            row (None: not judged).
+        usual_tolerances: the usual tolerance of each figure.
     """
     names = []
     for row in tolerances_of_figures[0]:
@@ -349,11 +357,12 @@ def _row_names(
 
 
 def _has_values(line: ComparedLine, where: Mapping[str, object]) -> bool:
-    """Whether a line has some grid values, such as ``{"share": 0.3}``.
+    """Whether a line of a comparison has all of the given grid values, such as ``{"share": 0.3}``.
 
     Args:
         line: variant of a study at a point of the grid.
-        where: values by key of the grid, in full or its last part; the key ``variant`` is the name.
+        where: values by key of the grid, in full or its last part. The key ``variant`` stands for
+            the name of the line.
     """
     point = dict(line.point)
     values = {short_key(key, point): value for key, value in point.items()}
@@ -366,6 +375,11 @@ class _MeasuredTable:
     """One table of a paper, with the figures of a study's runs for the table's rows.
 
     ``table`` sets both side by side; ``claims`` judges the paper's claims.
+
+    Args:
+        table: the table of the paper.
+        published: the file that has the table, with the definitions of the figures.
+        lines: variants of the study at the points of its grid.
     """
 
     def __init__(
@@ -395,7 +409,10 @@ class _MeasuredTable:
                     self._values[name] = self._compute(self._measures[name])
 
     def _seeds_of(self, row: PublishedRow) -> set[int]:
-        """Return the seeds for which all lines that a row needs have a finished run."""
+        """Return the seeds for which all lines that a row needs have a finished run.
+
+        A row needs its own line, and the lines by whose figures its figures are divided or reduced.
+        """
         seeds = set(self._runs_at(row.where))
         for name in self._table.measures:
             comparison = self._measures[name].comparison
@@ -406,14 +423,17 @@ class _MeasuredTable:
         """Return the seeds that all rows with runs have in common, sorted.
 
         Args:
-            seeds_by_row: name of a row -> seeds for which all that the row needs was run.
+            seeds_by_row: dict from name of a row to the seeds for which all of its runs are done.
         """
         if not self._rows:
             return []
         return sorted(set.intersection(*(seeds_by_row[row.name] for row in self._rows)))
 
     def _is_measurable(self, reading: Reading) -> bool:
-        """Whether a figure can be computed: if it depends on the best row, all rows were run."""
+        """Whether a figure can be computed from the finished runs.
+
+        A figure whose target depends on the best row of the table needs runs of all rows.
+        """
         return reading.below_best is None or not self._not_run
 
     def _runs_at(self, where: Mapping[str, object]) -> dict[int, RunFolder]:
@@ -437,7 +457,7 @@ class _MeasuredTable:
         return {int(run.summary["seed"]): run for run in lines[0].runs}
 
     def _compute(self, reading: Reading) -> dict[str, list[float]]:
-        """Return one kind of figure for each row of the table: by row name, one value per seed.
+        """Return one kind of figure for each row of the table, as a dict from row to one per seed.
 
         If the definition names a second line, each figure is divided by that line's figure of the
         same seed, or that figure is subtracted.
@@ -470,7 +490,16 @@ class _MeasuredTable:
     def _divide_or_subtract(
         self, reading: Reading, values: Sequence[float], comparison: Sequence[float]
     ) -> list[float]:
-        """Relate the values of a row to the values of its second line, seed by seed."""
+        """Divide or reduce the values of a row by the values of a second line, seed by seed.
+
+        Args:
+            reading: definition of the figure. It divides if ``over`` is given, else subtracts.
+            values: values of the row, one per seed.
+            comparison: values of the second line, in the same order of seeds.
+
+        Raises:
+            RunFolderError: a value would be divided by 0.
+        """
         pairs = zip(values, comparison, strict=True)
         if not reading.over:
             return [value - reference for value, reference in pairs]
@@ -481,11 +510,11 @@ class _MeasuredTable:
         return [value / reference for value, reference in pairs]
 
     def table(self) -> ComparedTable:
-        """Return the published figures and the study's own, side by side.
+        """Return a table with the published figures and the study's own, side by side.
 
-        There is one row for each pair of a row and a measure of the published table, with published
-        figure, mean over seeds, difference, tolerance, and whether it is within. It has no rows if
-        there are no runs.
+        There is one row for each figure, which is a row and a measure of the published table. Its
+        cells are the published figure, the mean over seeds, their difference, the tolerance, and
+        whether the difference is within it. There are no rows if there are no runs.
         """
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
         rows: list[tuple[Cell, ...]] = []
@@ -514,7 +543,12 @@ class _MeasuredTable:
         return ComparedTable(tuple(columns), tuple(notes), self._table.title)
 
     def _cells_of_row(self, row: PublishedRow, name: str) -> tuple[Cell, ...]:
-        """Return the cells of a row of the paper for one measure, as ``table`` has its heads."""
+        """Return the cells of one row of ``table``: a row of the paper, for one measure.
+
+        Args:
+            row: the row of the paper.
+            name: name of the measure.
+        """
         reading = self._measures[name]
         published_figure = self._table.figure(row.name, name)
         values = self._values[name][row.name]
@@ -532,8 +566,8 @@ class _MeasuredTable:
         """Judge the paper's claims on this table by the study's runs.
 
         Returns:
-            One row per claim: title of the table, claim, difference, interval and verdict. Empty if
-            there are no runs.
+            One row for each pair of rows that a claim compares: title of the table, claim,
+            difference, interval and verdict. Pairs without runs are left out.
         """
         rows: list[tuple[Cell, ...]] = []
         if not self._seeds:

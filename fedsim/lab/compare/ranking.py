@@ -1,4 +1,4 @@
-"""Rankings of lines by a figure, with the certainty of the best line's lead."""
+"""Rankings of lines (variants or runs) by a measure, with the certainty of the best line's lead."""
 
 import math
 from collections.abc import Mapping
@@ -61,10 +61,11 @@ class Ranking:
             a value in fewer runs.
         baseline: index in the comparison of the line with which the best line is compared (its
             baseline); None if it has none.
-        decision: if the study added seeds until one line is surely the best (``--until-sure``) by
-            this measure, the result. The order of the lines then follows it. None otherwise.
-        is_even: whether all lines should have the same seeds. Otherwise lines are compared on the
-            seeds that they share.
+        decision: decision on the best line of a study that added seeds until it was sure of the
+            best line by this measure (``--until-sure``). The order of the lines then follows the
+            decision. None for all other studies and measures.
+        is_even: whether the study has the same seeds for all lines. Otherwise two lines are
+            compared on the seeds that they share.
     """
 
     measure: Measure
@@ -125,7 +126,7 @@ class Ranking:
 
     @property
     def unpaired(self) -> list[RankedLine]:
-        """Lines (variants) without a comparison with the best one, as their runs have other seeds.
+        """Lines (variants) that cannot be compared with the best one, because their seeds differ.
 
         In a study with unfinished or failed runs, lines may have different seeds.
         """
@@ -161,7 +162,7 @@ class Ranking:
     def sentences(self) -> list[str]:
         """Sentences for people on the best variant, the next one, the baseline, and the certainty.
 
-        If lines are not significantly worse than the best, the first sentence names no best line.
+        If a line is not significantly worse than the best, the first sentence names no best line.
         Empty if fewer than two lines compete.
         """
         ranked = self.ranked
@@ -224,7 +225,7 @@ class Ranking:
 
     @property
     def _lead_predicate(self) -> str:
-        """Predicate of a sentence on the best variant, such as ``takes the least time``."""
+        """Verb and object of a sentence on the best variant, such as ``takes the least time``."""
         measure = self.measure
         if measure.is_cost:
             return f"{measure.words.verb} the least {measure.words.noun}"
@@ -290,7 +291,13 @@ class Ranking:
     def _count_more_seeds(self, line: RankedLine, first: RankedLine) -> int | None:
         """Estimate how many more seeds would show that a variant is worse than the best one.
 
-        None if the lines share fewer than two seeds, or if too many seeds would be needed.
+        Args:
+            line: the line of the variant.
+            first: the line with the best mean.
+
+        Returns:
+            The count; None if the lines share fewer than two seeds, or if too many seeds would be
+            needed.
         """
         estimate = self.against(line, first)
         if estimate is None or estimate.pairs < 2:
@@ -325,8 +332,8 @@ class Ranking:
     def is_named(self) -> bool:
         """Whether a sentence names one line (variant or run) as the best.
 
-        This needs that no line ties with it and that all lines can be compared with it; if seeds
-        were added until a decision, the decision alone counts.
+        No other line may tie with this line, and all lines must be comparable with it. If seeds
+        were added until a decision (``--until-sure``), the decision alone counts.
         """
         if self.decision is not None:
             return not self.ties or self.is_sure
@@ -338,7 +345,11 @@ class Ranking:
     def _compare_in_words(self, line: RankedLine, first: RankedLine) -> str:
         """Return how a variant compares with the best one, such as "takes 1.5 times as long".
 
-        The 95 % interval and the count of seeds in which the line was worse follow in brackets.
+        The 95 % interval and the count of seeds in which the variant was worse follow in brackets.
+
+        Args:
+            line: the line of the variant.
+            first: the line with the best mean.
         """
         estimate = self.against(line, first)
         measure = self.measure
@@ -369,7 +380,7 @@ class Ranking:
 
 
 def _format_ratio_ends(estimate: Estimate) -> tuple[str, str]:
-    """Format the ends of a ratio's interval, with the digits by which they differ from 1."""
+    """Format the two ends of a ratio's interval, with so many digits that they differ from 1."""
     ends = (estimate.low, estimate.high)
     for digits in range(3, _MOST_DIGITS):
         texts = [show_ratio(end, digits) for end in ends]

@@ -44,7 +44,8 @@ _MOST_DIGITS = 6  # most digits of a mean
 def print_short(console: "Console", comparison: Comparison) -> None:
     """Print the results of a comparison: sentences that name the best variants, and short tables.
 
-    Each world has its sentences; the tables have the most important costs and accuracies.
+    There are sentences on each world, a group of variants that share devices, network and data. The
+    tables have the most important costs and accuracies.
 
     Args:
         console: the console to print to.
@@ -87,11 +88,13 @@ def print_tables(console: "Console", tables: Sequence[ComparedTable]) -> None:
 def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
     """Format the tables of a comparison, or of published figures, as CSV or Markdown.
 
-    CSV has only the first of a comparison's tables. Of published figures, CSV has all tables except
-    the claims, joined into one, and Markdown has them as papers print them.
+    For a comparison, Markdown has all tables, and CSV only the first one. For published figures,
+    Markdown has the tables in the form that papers print. CSV has their rows in one table, without
+    the table of verdicts on the papers' claims.
 
     Args:
-        tables: the tables; the first one has a title if they are of published figures.
+        tables: tables of ``Comparison.tables``, whose first one has no title, or of
+            ``compare_published``, whose first one has a title.
         form: the format.
     """
     is_published = bool(tables and tables[0].title)
@@ -105,8 +108,8 @@ def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
 def _join_rows(tables: Sequence[ComparedTable]) -> ComparedTable:
     """Put the rows of several tables with the same columns into one table.
 
-    A new first column has the title of the table from which a row comes. Tables with other columns
-    than the first one are left out.
+    A new first column has the title of the table from which a row comes. A table whose columns
+    differ from the first table's is left out.
     """
     heads = [column.head for column in tables[0].columns]
     titles: list[Cell] = []
@@ -169,9 +172,9 @@ def _format_for_csv(cell: Cell) -> str:
 
 
 def plain_columns(table: ComparedTable) -> list[ComparedColumn]:
-    """Return the columns of a table for CSV: with plain values only.
+    """Return the columns of a table for CSV, whose cells are numbers, texts or None.
 
-    A column of means with intervals becomes three columns: mean, low and high end.
+    A column of means with intervals becomes three columns: mean, low end and high end.
     """
     columns = []
     for column in table.columns:
@@ -228,9 +231,10 @@ def _escape(text: str) -> str:
 
 
 def _format_for_markdown(cell: Cell, column: ComparedColumn) -> str:
-    """Format a cell in Markdown.
+    """Format a cell of a table as Markdown.
 
-    A cell with a published figure shows it too, and is bold if the figures differ too much.
+    If the cell compares a study with a paper, the study's figure is followed by the published one
+    in brackets. It is bold if the two differ by more than the tolerance.
     """
     if not isinstance(cell, PublishedComparison):
         return _escape(format_cell(cell, column))
@@ -246,10 +250,11 @@ def _format_for_markdown(cell: Cell, column: ComparedColumn) -> str:
 
 
 def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
-    """Format a table as renderables of rich, followed by its notes.
+    """Format a table for a terminal, as objects that rich can print.
 
-    Each topic is a table of at most ``width`` characters. If a topic needs more, each of its rows
-    is a list of heads and cells instead.
+    Each topic of the table, such as "cost", becomes a table of its own, of at most ``width``
+    characters. If a topic needs more, each of its rows becomes a list of lines ``head: cell``. The
+    notes of the table follow at the end.
 
     Args:
         table: the table.
@@ -283,7 +288,7 @@ def _least_width(cells: Sequence[str]) -> int:
 
 
 def _draw_topic(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]]) -> RichTable:
-    """Draw one table for terminals, with the best numbers of each column in bold.
+    """Return one table for terminals, with the best numbers of each column in bold.
 
     Args:
         topic: title of the table.

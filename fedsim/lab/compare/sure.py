@@ -1,6 +1,7 @@
-"""The best line from seeds that are added one after another, with an error that is stated before.
+"""Decide which variant is the best while seeds are added, with a bound on the risk of error.
 
-All lines run in the same worlds, so two lines are compared by their differences seed by seed.
+A line is a variant with a run for each seed. All lines run in the same worlds, so two lines are
+compared by their differences seed by seed.
 Each pair of lines has a confidence sequence: intervals for the mean difference that all hold
 together, whenever one looks, with unequal and unknown variances. A line is worse if an interval
 shows another line to be better. The lines that are left tie if one of them, the leader, is surely
@@ -34,7 +35,7 @@ LEAST_SEEDS = 5
 
 @dataclass(frozen=True)
 class DroppedLine:
-    """Variant that can no longer be the best one, because it is surely worse than another variant.
+    """Variant that is surely worse than another variant, and so is no longer compared.
 
     Attributes:
         line_index: index of the variant in the comparison.
@@ -62,7 +63,8 @@ class Decision:
         leader: index of the best variant; None unless the status is ``best`` or ``tie``.
         contenders: indices of the variants that may still be the best.
         losses: variants that were dropped, in order.
-        missed: indices of the variants with a run without a cost. They are not compared.
+        missed: indices of the variants that have a run without a cost, such as one that missed the
+            target. They are not compared.
         seeds: greatest count of seeds of a contender.
         bound: upper bound on the difference of mean costs between the leader and the best
             variant. If ``decide`` compares logarithms, it bounds the logarithm of their ratio.
@@ -128,17 +130,18 @@ def _unit_radius(count: int, error: float) -> float:
 def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error: float) -> Decision:
     """Decide which of several variants has the least mean cost, or that more seeds are needed.
 
-    Costs are compared seed by seed, in order, so that a variant that was dropped after some seeds
-    stays dropped when seeds are added. A variant with a run without a cost is not compared;
-    variants that were dropped because of it may then be compared again.
+    The variants are compared by their first seed, then by their first two seeds, and so on. A
+    variant that is surely worse than another one is dropped (no longer compared). It stays dropped
+    when further seeds are added. A variant that lacks the cost of a run is not compared at all, so
+    that variants that were dropped for being worse than it may be compared again.
 
     Args:
-        costs: index of a variant -> its costs, in an order of seeds that is common to all
-            variants; None for a run without a cost, such as one that missed the target. Variants
-            may have fewer seeds than others.
+        costs: dict from index of a variant to its costs, one per seed. All variants have the same
+            order of seeds, but some may have fewer. A cost is None if the run has none, for example
+            because it missed the target.
         within: indifference zone: the difference of mean costs that does not matter.
-        error: greatest probability of dropping the best variant, or of naming a leader that is
-            worse than it by more than ``within``.
+        error: greatest probability of a wrong decision: the best variant is dropped, or the named
+            leader is worse than the best variant by more than ``within``.
 
     Example:
         >>> costs = {0: [1.0, 2.0, 3.1, 4.0, 5.0], 1: [2.0, 3.1, 4.0, 5.1, 6.0]}
@@ -169,8 +172,11 @@ def next_counts(decision: Decision, counts: Mapping[int, int]) -> dict[int, int]
     all get a quarter more, at least one more.
 
     Args:
-        decision: the last decision.
-        counts: count of seeds by the index of the variant.
+        decision: the last decision, which is still open.
+        counts: dict from index of a variant to the count of its seeds so far.
+
+    Returns:
+        Dict from index of a variant to the count of seeds in all.
     """
     most = max(counts[line_index] for line_index in decision.contenders)
     if all(counts[line_index] == most for line_index in decision.contenders):
@@ -201,9 +207,9 @@ class _Race:
         self._worse_at_most = np.full((len(costs), len(costs)), np.inf)
 
     def compare(self, count: int) -> None:
-        """Compare the variants that are left by their first ``count`` seeds, and drop worse ones.
+        """Compare the variants by their first ``count`` seeds, and drop surely worse ones.
 
-        Variants with fewer seeds are neither compared nor dropped.
+        Variants with fewer seeds, and variants that were dropped before, are not compared.
         """
         unit_radius = _unit_radius(count, self._error)
         rows = [row for row in self._contender_rows if self._counts[row] >= count]

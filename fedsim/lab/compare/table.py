@@ -1,4 +1,4 @@
-"""Tables of a comparison: the figures of its lines, with intervals over seeds and cost ratios."""
+"""Tables of a comparison: means of variants or runs, intervals over seeds, and ratios of costs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -119,9 +119,10 @@ class Comparison:
                 values |= measures.costs_until(run, target)
 
     def tables(self) -> list[ComparedTable]:
-        """Return the tables of all measures: means side by side, then differences to the baseline.
+        """Return one or two tables with all measures, such as time, accuracy and traffic.
 
-        The second table is left out if no study has a baseline.
+        The first table has the means of all lines (variants or runs) side by side. The second one
+        has the differences to the baseline; it is left out if no study has a baseline.
         """
         tables = [self.side_by_side()]
         if self.lines.baseline and not self.lines.are_runs:
@@ -148,7 +149,7 @@ class Comparison:
         return ComparedTable(tuple(columns), (*notes, *_describe_undone(self.lines)))
 
     def _ratio_columns(self) -> Iterator[ComparedColumn]:
-        """Yield a column per cost with each line's ratio to its baseline.
+        """Yield a column per cost, with the ratio of each line's cost to its baseline's cost.
 
         A cell without a ratio states the reason, if one is known.
         """
@@ -198,8 +199,12 @@ class Comparison:
     def _short_rows(self, answers: Sequence[WorldAnswer]) -> list[int]:
         """Return the indices of the lines (variants or runs) that a short table shows.
 
-        They are, for each world, its best lines and the baselines, the best first. Lines without a
+        For each world, these are its best lines and the baselines, the best first. Lines without a
         rank follow if there is room.
+
+        Args:
+            answers: the results of the comparison, one for each world (a group of lines that share
+                devices, network and data).
         """
         baselines = set(self.lines.baselines)
         per_world = max(3, _MOST_ROWS // max(1, len(answers)))
@@ -216,7 +221,11 @@ class Comparison:
         return rows + unranked[: max(0, _MOST_ROWS - len(rows))]
 
     def _short_measures(self, answers: Sequence[WorldAnswer]) -> list[measures.Measure]:
-        """Return the short table's measures: accuracies, costs to targets, wasted compute."""
+        """Return the measures of a short table: accuracies, costs to targets, wasted compute.
+
+        Args:
+            answers: the results of the comparison, which name the targets that were used.
+        """
         targets: list[Target | None] = [*self._requested]
         if not targets:
             answered = [answer.target for answer in answers]
@@ -243,10 +252,11 @@ class Comparison:
         return [measure for measure in selection if measure is not None]
 
     def answers(self) -> list[WorldAnswer]:
-        """Return which line (variant or run) is the best, and what it costs, for each world.
+        """Return for each world which line (variant or run) is the best, and what it costs.
 
-        A world is what compared lines share: devices, network and data. If no target is declared or
-        requested, the target is one that half of the lines reach.
+        A world is a group of lines that share devices, network and data, so that they can be
+        compared. Costs are counted until a target, such as an accuracy, is reached. The user or a
+        study names targets; otherwise it is an accuracy that half of the lines reach.
         """
         is_requested = bool(self._requested)
         return list(answers(self.lines, self._figures, self._targets, is_requested=is_requested))
@@ -269,8 +279,8 @@ class Comparison:
     def paired(self, seeds: Sequence[int]) -> ComparedTable:
         """Return a table of each variant's differences to its baseline, seed by seed.
 
-        The mean is empty unless both have a value in every seed. A mean of fewer seeds would
-        flatter variants that often fail.
+        The mean difference is empty unless variant and baseline have a value for every seed. A mean
+        over fewer seeds would flatter variants that often fail.
 
         Args:
             seeds: the seeds of the study, each of which gets a column.
@@ -336,10 +346,10 @@ class Comparison:
 
     @cached_property
     def _heads_of_keys(self) -> dict[str, str]:
-        """Dict from key of the grid to the head of its column in tables.
+        """Dict from key of the grid to the heading of its column in tables.
 
-        It is the last part of the key, or the whole key if another column has this
-        head.
+        The heading is the last part of the key, or the whole key if another column would have the
+        same heading.
         """
         keys: dict[str, None] = {}
         for line in self.lines.lines:
@@ -397,7 +407,7 @@ class Comparison:
         )
 
     def _topic(self, measure: measures.Measure) -> str:
-        """Return the title of the table that shows a measure, such as ``cost`` or ``to target``."""
+        """Return the topic, such as ``cost`` or ``to target``, under which tables show a measure."""
         if measure.topic == "accuracy" and not self._has_accuracy:
             return "tests"
         return measure.topic
@@ -433,7 +443,10 @@ class Comparison:
                 yield line_index, baseline_index
 
     def _pairs(self, line_index: int, baseline_index: int, measure: measures.Measure) -> Pairs:
-        """Return a measure of a line and of its baseline, by seed, if both have a value."""
+        """Return the values of a measure of a line and of its baseline, as pairs by seed.
+
+        Seeds for which one of the two has no value are left out.
+        """
         values = self.lines.by_seed(line_index, self._figures[line_index], measure.name)
         baseline_values = self.lines.by_seed(
             baseline_index, self._figures[baseline_index], measure.name
@@ -445,7 +458,7 @@ class Comparison:
         return pairs
 
     def _all_pairs(self, line_index: int, baseline_index: int, measure: measures.Measure) -> Pairs:
-        """Return a measure of a line and of its baseline by seed; empty unless all runs pair up.
+        """Return the values of a measure of a line and of its baseline, if no seed lacks one.
 
         Args:
             line_index: index of the line.
@@ -453,20 +466,20 @@ class Comparison:
             measure: the measure, such as the time to a target.
 
         Returns:
-            Dict from seed to the two figures.
+            Dict from seed to the two values; empty if a run of either line has no counterpart.
         """
         pairs = self._pairs(line_index, baseline_index, measure)
         runs = max(len(self._figures[line_index]), len(self._figures[baseline_index]))
         return pairs if len(pairs) == self._pairs_expected(line_index, baseline_index, runs) else {}
 
     def _pairs_expected(self, line_index: int, baseline_index: int, usual_count: int) -> int:
-        """Return how many seeds a line shares with its baseline, if no run lacks a value.
+        """Return how many pairs of values a line and its baseline should have.
 
         Args:
             line_index: index of the line.
             baseline_index: index of the baseline.
-            usual_count: the result if all lines have the same seeds. If seeds were added to some
-                lines, the count of seeds that both lines have is returned instead.
+            usual_count: the result, unless the study adds seeds to some lines. Then it is the count
+                of seeds that both lines have.
         """
         if self.lines.until_sure is None:
             return usual_count
@@ -493,9 +506,12 @@ class Comparison:
 
 
 def _mean_difference(pairs: Pairs) -> Estimate:
-    """Return the mean difference of pairs, with its interval.
+    """Return the mean difference of a line and its baseline, with its 95 % interval.
 
-    A mean, or an end of the interval, that may be a rounding error is 0.
+    If the mean or an end of the interval is so small that it may be a rounding error, it becomes 0.
+
+    Args:
+        pairs: values of the line and of the baseline, by seed.
     """
     above, below = zip(*pairs.values(), strict=True)
     difference = paired_difference(above, below)
@@ -513,9 +529,9 @@ def _mean_difference(pairs: Pairs) -> Estimate:
 
 
 def _mean_cell(values: Sequence[float | int | None], most: float) -> Cell:
-    """Return a cell with the mean of a measure over runs, with its interval.
+    """Return a table cell with the mean of a measure over runs, and its 95 % interval.
 
-    A single value is returned unchanged. None if any value is None.
+    A single value is returned unchanged. The cell is None if any value is None.
 
     Args:
         values: value of the measure in each run.
@@ -535,7 +551,8 @@ def explain_absence(
 ) -> str:
     """Return the reason why a variant has no mean of a measure, such as "not reached".
 
-    It is the text of the empty cell; empty if the variant has a mean, or no reason is known.
+    The reason is the text of the variant's cell. It is empty if the variant has a mean, or if no
+    reason is known.
 
     Args:
         measure: the measure, such as the time to a target.
