@@ -123,8 +123,8 @@ MOST_FINDINGS = 10_000
 def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]:
     """Run every check on a run folder, and return the problems that each check found.
 
-    A check compares files of the folder with each other, or repeats a calculation from the
-    scenario.
+    A check compares files of the folder with each other, or repeats a calculation of the run from
+    the scenario.
 
     Args:
         path: the run folder.

@@ -56,10 +56,13 @@ def check_file_hashes(evidence: Evidence) -> Iterator[str]:
 def check_record_hashes(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the run's records do not agree with the folder's summary.
 
-    The summary has the count of records, the time of the last one, and a hash chain over all
-    records in order. The chain of a folder of an older version, whose summary has no
-    ``events_block``, hashes single records instead of blocks of records. ``RunFolderError`` is
-    raised if the ``data`` of a record that no other check parses is not a JSON object.
+    The summary has the count of records, the time of the last record, and a hash chain over all
+    records in order. The chain hashes blocks of records; in folders of older versions, whose
+    summary has no ``events_block``, it hashes single records.
+
+    Raises:
+        RunFolderError: the ``data`` of a record is not a JSON object. This check parses the data
+            that no other check parses.
     """
     summary = evidence.run.summary
     times = evidence.events["time"].tolist()

@@ -31,7 +31,7 @@ class Stretch(NamedTuple):
 def time_tolerance_s(end: Floats) -> Floats:
     """Return the tolerance (s) for each message's duration, because simulated times are rounded.
 
-    It is large enough for a message that ends in the very instant of a deadline.
+    The tolerance also covers a message that ends in the very instant of a deadline.
 
     Args:
         end: ends of the messages (s); float64 [messages].
@@ -141,8 +141,9 @@ class Rate(LinkCapacity):
 def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[float]:
     """Yield the due times that messages miss even if the link sends the most urgent message first.
 
-    If any order of sending keeps all due times, the order of due times does. All "times" here are
-    byte positions: the bytes that the link can have carried from simulated time 0 until then.
+    If any order of sending keeps all due times, sending in the order of due times keeps them too.
+    Times are given in bytes: the bytes that the link can have carried from simulated time 0 until
+    then.
 
     Args:
         begin: earliest begin of each message's transmission, ascending; float64 [messages].

@@ -28,8 +28,8 @@ _SAME_SIZES = ("label-permutation", "rotation")
 class _Aggregate(NamedTuple):
     """Record of an aggregation of updates, as the run wrote it.
 
-    The lists are parallel: the n-th weight, staleness (rounds or versions) and count of draws
-    belong to the update of the n-th task.
+    The n-th entries of all lists belong to the same update: the ID of its task, its weight, its
+    staleness (rounds or versions), and how often its client was drawn.
     """
 
     tasks: list[int]
@@ -41,7 +41,7 @@ class _Aggregate(NamedTuple):
 
     @property
     def draw_counts(self) -> Floats:
-        """Count of draws of each update's client; 1 if not recorded. float64 [updates]."""
+        """How often each update's client was drawn, 1 if not recorded; float64 [updates]."""
         return np.array(self.draws or np.ones(len(self.tasks)), dtype=np.float64)
 
 
@@ -50,9 +50,7 @@ _WeightFunction = Callable[[_Aggregate, Floats], Floats | None]
 
 
 def check_weights(evidence: Evidence) -> Iterator[str]:
-    """Check the recorded weights of aggregations against the strategy's rule for weights.
-
-    A finding is yielded for each aggregation with wrong weights.
+    """Yield a finding for each aggregation whose recorded weights break the strategy's rule.
 
     A user's own strategy and Flower apps are not checked.
     """
@@ -74,8 +72,11 @@ def check_weights(evidence: Evidence) -> Iterator[str]:
 class _WeightRule:
     """Rule by which a scenario's strategy weighs updates, to compare with the recorded weights.
 
-    ``find_problem`` takes the aggregations in the order of the run, because some rules depend on
-    the aggregations before.
+    ``find_problem`` has to be called for all aggregations in the order of the run, because some
+    rules depend on earlier aggregations.
+
+    Args:
+        evidence: the run folder.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -112,8 +113,8 @@ class _WeightRule:
     def find_problem(self, aggregate: _Aggregate) -> str | None:
         """Return the reason why an aggregation's weights break the strategy's rule, or None.
 
-        If weights depend on losses or on values of updates, only their form and their sum are
-        checked.
+        If weights depend on losses or on values of updates, only the weights' count, sign and sum
+        are checked.
         """
         weights = np.array(aggregate.weights or (), dtype=np.float64)
         problem = _check_form(weights, len(aggregate.tasks))
@@ -131,6 +132,8 @@ class _WeightRule:
     def _check_rule(self, aggregate: _Aggregate, weights: Floats) -> str | None:
         """Return the reason why weights break the rule of a strategy with rounds, or None.
 
+        ``find_problem`` calls it after the checks that suit all strategies.
+
         Args:
             aggregate: the record of the aggregation.
             weights: its recorded weights; float64 [updates].
@@ -147,7 +150,7 @@ class _WeightRule:
 
     @property
     def _depends_on_values(self) -> bool:
-        """Whether weights depend on losses or updates, which the run folder does not have."""
+        """Whether the strategy's weights depend on losses or updates, which the folder lacks."""
         return self._kind == "rfedavg" or (self._kind == "hetlora" and self._is_learning)
 
     @property
@@ -158,9 +161,10 @@ class _WeightRule:
         return self._aggregation["kind"] in _BY_DISTANCE
 
     def _check_draws(self, aggregate: _Aggregate) -> str | None:
-        """Return the reason why the recorded counts of draws are impossible, or None.
+        """Return the reason why the recorded draws of clients are impossible, or None.
 
-        A record needs them exactly if the scenario selects clients with replacement.
+        If the scenario selects clients with replacement, a record states how often each client was
+        drawn; otherwise it must not.
         """
         if self._is_with_replacement != (aggregate.draws is not None):
             return "the draws of clients do not agree with selection.replacement"
@@ -188,7 +192,7 @@ class _WeightRule:
         }
 
     def _weights_by_aggregation(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
-        """Return the weights that the scenario's kind of aggregation gives; float64 [updates].
+        """Return the weights by the scenario's kind of aggregation, such as ``weighted``.
 
         Args:
             aggregate: the record of the aggregation.
@@ -196,7 +200,7 @@ class _WeightRule:
                 [updates].
 
         Returns:
-            The weights; None if they cannot be computed from the run folder.
+            The weights, float64 [updates]; None if they cannot be computed from the run folder.
         """
         tasks = aggregate.tasks
         kind = self._aggregation["kind"]
@@ -229,10 +233,11 @@ class _WeightRule:
         return self._weights_by_aggregation(aggregate, weights)
 
     def _remembered_devices(self, tasks: list[int]) -> int:
-        """Return the count of devices whose remembered updates MIFA averages.
+        """Return the count of devices whose updates the strategy MIFA averages.
 
-        With ``unheard = "zero"`` these are all devices. Otherwise they are the devices that have
-        sent an update so far; the devices of ``tasks`` are added to them.
+        MIFA remembers the last update of each device. If the scenario sets ``unheard = "zero"``,
+        all devices count. Otherwise only the devices count that have sent an update so far,
+        including those of ``tasks``.
 
         Args:
             tasks: IDs of the tasks of the present aggregation.
@@ -258,11 +263,12 @@ class _WeightRule:
         return f"the weights sum to {float(weights.sum())!r}, more than 1"
 
     def _weights_of_fesem(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
-        """Return the expected weights of FeSEM; float64 [updates].
+        """Return the expected weights of the strategy FeSEM; float64 [updates].
 
-        With ``follows = "paper"``, the rule leaves open how large the weights are: they have to be
-        equal, positive, and at most 1 / count of updates. So all expected weights equal the first
-        recorded one if it is in this range; otherwise all are 0, to make the comparison fail.
+        If the scenario sets ``follows = "paper"``, the weights have to be equal, positive, and at
+        most 1 / count of updates; their size is open. So the first recorded weight is expected for
+        all updates, if it is in this range. Otherwise zeros are returned, with which the comparison
+        fails.
 
         Args:
             aggregate: the record of the aggregation.
@@ -280,7 +286,7 @@ class _WeightRule:
         """Return weights in proportion to the tasks' samples; None if no sample count is known.
 
         A task's sample count is multiplied by how often its client was drawn. Tasks with an unknown
-        sample count keep their recorded weight; the known ones share the rest.
+        sample count keep their recorded weight; the other tasks share the rest.
 
         Args:
             aggregate: the record of the aggregation.
@@ -299,10 +305,13 @@ class _WeightRule:
         return np.where(is_known, samples / total * share_of_known, weights)
 
     def _malicious_limit(self, updates: int) -> int:
-        """Return how many of ``updates`` updates an aggregation by distances treats as malicious.
+        """Return how many updates an aggregation by distances, such as Krum, takes for malicious.
 
         This is the scenario's count ``malicious``, or the most that the method allows for so few
         updates. Krum, for example, needs more than twice as many updates as malicious ones.
+
+        Args:
+            updates: count of updates of the aggregation.
         """
         factor, offset = _BY_DISTANCE[self._aggregation["kind"]]
         limit_of_method = (updates - offset) // factor
@@ -311,8 +320,8 @@ class _WeightRule:
     def _check_tolerance(self, aggregate: _Aggregate) -> str | None:
         """Return the reason why the recorded tolerance of malicious updates is wrong, or None.
 
-        The tolerance (``bears`` in the record) is how many malicious updates do no harm.
-        A record states it only if too few updates arrived for the tolerance that the scenario sets.
+        The tolerance (``bears`` in the record) is how many malicious updates do no harm. A record
+        states it only if it is less than the scenario sets, because few updates arrived.
         """
         kind = self._aggregation["kind"]
         count = len(aggregate.tasks)
@@ -331,10 +340,10 @@ class _WeightRule:
         )
 
     def _check_choice(self, aggregate: _Aggregate, weights: Floats) -> str | None:
-        """Return the reason why an aggregation by distances chose a wrong count, or None.
+        """Return the reason why an aggregation by distances chose wrongly, or None.
 
-        It has to give equal weights to a fixed count of updates, and weight 0 to all remaining
-        ones. If too few updates arrived, all weights have to be 0.
+        An aggregation such as Krum gives equal weights to a fixed count of updates, and weight 0 to
+        all remaining updates. If too few updates arrived, all weights have to be 0.
 
         Args:
             aggregate: the record of the aggregation.
@@ -365,9 +374,9 @@ class _WeightRule:
     def _check_staleness(self, aggregate: _Aggregate, weights: Floats) -> str | None:
         """Return the reason why an asynchronous strategy cannot have these weights, or None.
 
-        The recorded staleness has to be the model versions between a task's start and the
-        aggregation, and the weights have to follow from staleness, buffer or concurrency by the
-        strategy's rule.
+        The recorded staleness has to be the count of model versions between a task's start and the
+        aggregation. The weights have to follow by the strategy's rule from staleness, buffer or
+        concurrency.
         """
         strategy = self._strategy
         version = aggregate.round
@@ -471,10 +480,10 @@ def _count_samples(evidence: Evidence) -> dict[int, float]:
 
 
 def check_edge_weights(evidence: Evidence) -> Iterator[str]:
-    """Check the weights with which the server combined the models of edge servers.
+    """Yield a finding for each time that the server combined models of edge servers wrongly.
 
-    A finding is yielded for each combination with wrong weights. An edge server's weight has to be
-    proportional to the count of samples of the tasks in its last aggregation of the round.
+    An edge server's weight has to be proportional to the count of samples of the tasks in its last
+    aggregation of the round.
     """
     combined = evidence.data_of("edges-combined")
     if not len(combined):

@@ -21,7 +21,7 @@ PayloadList: TypeAlias = tuple[tuple[str, float], ...]
 
 
 class DataReader(NamedTuple):
-    """Parser of ``data``, the JSON object with the fields that only one kind of record has.
+    """Parser of a record's ``data``: a JSON object whose fields depend on the kind of record.
 
     Attributes:
         columns: dict from name to type of each column.
@@ -59,7 +59,11 @@ def _task_ids(data: RecordData) -> list[int]:
 
 
 class _DataRow(Protocol):
-    """Named tuple with the fields in ``data`` of a kind of record, which are columns of a table."""
+    """Interface of the named tuples into which the ``data`` of records is parsed.
+
+    There is one such class for each kind of record. Its fields become the columns of a table, and
+    ``of`` parses the ``data`` of a record.
+    """
 
     @classmethod
     def of(cls, data: RecordData) -> tuple[object, ...]: ...
@@ -296,10 +300,11 @@ READERS: Mapping[str, DataReader] = {
 
 
 class PayloadTable:
-    """Index of the distinct payload lists of a run's messages; tables have the index, not the list.
+    """Numbering of the distinct payload lists of a run's messages.
 
-    A payload list has purpose and size (bytes) of each part of a message. ``intern`` gives a list
-    its index, in order of first occurrence; ``lists`` has the lists by index.
+    A payload list has purpose and size (bytes) of each part of a message. Many messages have the
+    same list, so tables of messages have its number. ``intern`` gives a list its number, in order
+    of first occurrence; ``lists`` has the lists by number.
     """
 
     def __init__(self) -> None:
@@ -307,11 +312,11 @@ class PayloadTable:
 
     @property
     def lists(self) -> list[PayloadList]:
-        """Distinct payload lists; the index from ``intern`` is the position in this list."""
+        """Distinct payload lists; the number from ``intern`` is the index in this list."""
         return [*self._numbers]
 
     def intern(self, payloads: Iterable[tuple[str, object]]) -> int:
-        """Return the index of a payload list in ``lists``, and add the list if it is new.
+        """Return the number of a payload list, its index in ``lists``; a new list is added.
 
         Args:
             payloads: purpose and size (bytes) of each part of a message.
@@ -371,7 +376,15 @@ class PayloadTable:
     def _parse_message(
         self, data: RecordData, direction: str, sender: str, receiver: str, start: float
     ) -> _MessageData:
-        """Parse the fields that the records of all messages on links have."""
+        """Parse the fields that the records of all messages on links have.
+
+        Args:
+            data: parsed ``data`` of the record.
+            direction: ``down``, ``up`` or ``peer``; empty if another record has it.
+            sender: name of the sender; may be empty.
+            receiver: name of the receiver; may be empty.
+            start: begin of the message (s); NaN if another record has it.
+        """
         size = number(data["bytes"])
         delivered = number(data["delivered"])
         return _MessageData(

@@ -231,7 +231,9 @@ Every new kind needs an entry.
 
 
 def is_unchecked(name: str) -> bool:
-    """Whether ``UNCHECKED`` lists a column, field or key of a run folder as covered by no check.
+    """Whether no check of the audit covers a column, field or key of a run folder.
+
+    ``UNCHECKED`` lists their names.
 
     Args:
         name: file and name, such as ``rounds.parquet: loss`` or ``scenario: stop.rounds``.

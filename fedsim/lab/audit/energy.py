@@ -181,6 +181,9 @@ def check_batteries(evidence: Evidence) -> Iterator[str]:
 class _Account:
     """Energy of a run, computed from its records: which device drew it, when, and in which phase.
 
+    Args:
+        evidence: the run folder.
+
     Attributes:
         table: DataFrame of ``energy.parquet``: each device's powers, and the energy that the run
             counted for it.
@@ -226,10 +229,10 @@ class _Account:
         yield from self._energy_of_servers()
 
     def _energy_of_steps(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield ``compute``, ``receive`` and ``send``, each with a DataFrame of such steps.
+        """Yield the phases ``compute``, ``receive`` and ``send``, each with its steps' energy.
 
-        The column ``joules`` is the step's energy by the device's powers, its duration and its
-        bytes.
+        The energy is a DataFrame with a row for each step of a task. Its column ``joules`` follows
+        from the powers of the device, and from the duration and the bytes of the step.
         """
         evidence = self._evidence
         steps = (
@@ -254,8 +257,9 @@ class _Account:
     def _energy_of_servers(self) -> Iterator[tuple[str, pd.DataFrame]]:
         """Yield ``server`` and ``edge``, each with the energy portions of that kind of server.
 
-        A message of a task that names its sender or receiver goes between a device and an edge
-        server. The server takes part in all other messages except those between devices.
+        A server draws energy for the messages that it sends, receives or forwards. A message of a
+        task whose record names a sender or receiver goes between a device and an edge server; the
+        server takes no part in it, nor in messages between devices.
         """
         transfers = self._evidence.recorded_transfers
         of_devices = transfers["kind"] == "step-end"
@@ -271,11 +275,12 @@ class _Account:
 
         Args:
             kind: ``server`` or ``edge``.
-            passing: whether each message is sent, received or forwarded there; bool [messages].
+            passing: whether each message is sent, received or forwarded by that kind of server;
+                bool [messages].
 
         Returns:
-            DataFrame with a row for the idle energy of the whole run, one for each message and one
-            for each aggregation.
+            DataFrame with a row for the idle energy of the whole run, a row for each message and a
+            row for each aggregation.
         """
         draws = self._setting[kind]
         aggregates = self._evidence.data_of("aggregate")
@@ -298,8 +303,8 @@ class _Account:
     def tails_after_end(self) -> "pd.Series[float]":
         """Return the joules that each device's radio draws after the run's end, indexed by device.
 
-        A radio stays awake for a while after a transfer. Batteries have no records of the part of
-        this time that lies after the end of the run.
+        A radio stays awake for a while after a transfer, possibly beyond the end of the run. The
+        records of batteries do not include this last part.
         """
         tails = self.drawn[self.drawn["phase"] == "tail"]
         seconds = (tails["end"] - np.maximum(tails["start"], self._end)).clip(lower=0.0)
@@ -365,9 +370,10 @@ class _Account:
     def _idle_energy(self) -> pd.DataFrame:
         """Return the portions of energy that devices draw at their idle power.
 
-        By the run's setting, a device draws it during its tasks, or from its first task until it
-        departs or the run ends. In the second case, devices with a battery have a portion for each
-        of the intervals between its records, and other devices one portion in all.
+        If the run's setting ``idle_while`` is ``working``, a device draws this power during its
+        tasks. Otherwise it draws this power from its first task until it departs or the run ends.
+        In the second case, a device with a battery has a portion for each interval between records
+        of the battery; any other device has a single portion.
         """
         if self._setting["idle_while"] == "working":
             tasks = self._evidence.tasks
@@ -386,14 +392,14 @@ class _Account:
         return pd.concat([without_battery, self._idle_energy_of_batteries()])
 
     def _first_times(self, kind: str) -> "pd.Series[float]":
-        """Return the time of each device's first record of a kind (s), indexed by device."""
+        """Return the time (s) of each device's first record of a kind, indexed by device."""
         records = self._events[self._events["kind"] == kind].drop_duplicates("device")
         return records.set_index("device")["time"].sort_index()
 
     def _idle_energy_of_batteries(self) -> pd.DataFrame:
-        """Return the idle energy between consecutive records of each battery.
+        """Return the idle energy of devices with a battery, a row for each interval of its records.
 
-        Battery records state the idle energy as a running sum since the device's first task.
+        The records state the idle energy as a running sum since the device's first task.
         """
         records = self._evidence.data_of("battery").join(self._events[["device", "time"]])
         previous = records.groupby("device")[["idle", "time"]].shift()
@@ -437,14 +443,14 @@ class _Account:
     ) -> Ints:
         """Return the row of the record at which the run counts the energy of each radio tail.
 
-        A tail is the time for which a radio stays awake after a transfer. Its energy is counted at
-        the device's next transfer or, if that comes later, just before the end of the first round
-        that ends after the whole tail.
+        A tail is the time for which a radio stays awake after a transfer. Its energy is counted
+        just before the end of the first round that ends after the whole tail. It is counted earlier
+        if the device's next transfer or an empty battery comes first.
 
         Args:
             tails: the tails, with the ``row`` of the record that ends the transfer.
             asleep_at: time at which the radio falls asleep if no transfer follows (s).
-            cut_row: row of the record that ends the tail early; int64 [tails].
+            cut_row: row of the record of the next transfer or of the empty battery; int64 [tails].
         """
         round_ends = self._events["time"].to_numpy()[self._round_rows]
         round_index = np.searchsorted(round_ends, asleep_at)

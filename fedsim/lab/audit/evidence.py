@@ -70,7 +70,7 @@ class Evidence:
 
     @property
     def tested_only(self) -> int:
-        """Count of devices that never train; they have the last IDs."""
+        """Count of devices that never train, and are only tested; they have the last IDs."""
         return int(self.run.scenario["population"].get("tested_only", 0))
 
     @property
@@ -86,8 +86,8 @@ class Evidence:
     def data_of(self, kind: str) -> pd.DataFrame:
         """Return the fields in ``data`` of the records of a kind, as a table with a row per record.
 
-        They are parsed from the JSON text ``data`` of the records; the index is the row of the
-        record in ``events``.
+        The fields are parsed from the JSON text ``data``; the index is the row of the record in
+        ``events``.
 
         Args:
             kind: a kind of record, such as ``battery``, or a kind and its steps, such as ``step-end
@@ -249,8 +249,8 @@ class Evidence:
     def _find_spans(self, unit: str) -> pd.DataFrame:
         """Return the records that end a task or a step, with ``begin_row`` and ``start`` added.
 
-        ``begin_row`` is the row of the record that begins it, or -1; ``start`` is the time of that
-        record (s).
+        ``begin_row`` is the row of the record that begins the task or step, -1 if there is none;
+        ``start`` is the time of that record (s).
 
         Args:
             unit: ``task`` or ``step``.
@@ -350,8 +350,8 @@ class Evidence:
     def availability(self) -> pd.DataFrame:
         """DataFrame of the times from which devices could or could not be reached.
 
-        It is empty for run folders of older versions. Columns are ``device``, ``time`` (s) and
-        ``on``, whether the device is online from then on.
+        Columns are ``device``, ``time`` (s) and ``on``, whether the device is online from then on.
+        The table is empty for run folders of older versions.
         """
         if not self.run.has(files.AVAILABILITY):
             return pd.DataFrame({name: [] for name in AVAILABILITY.names})

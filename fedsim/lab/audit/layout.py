@@ -101,10 +101,14 @@ def saved_tensors(evidence: Evidence) -> Tensors | None:
 
 
 def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
-    """Compute the tensors of the scenario's model from its sections, if all layers are dense.
+    """Compute the tensors that a scenario's model has, if all its layers are dense.
+
+    Args:
+        scenario: the scenario, whose sections on data and model determine the layers.
 
     Returns:
-        Trained and frozen tensors; None if the model has other layers, or depends on a user's file.
+        Two dicts from name of a tensor to its shape: the tensors that are trained, and those that
+        stay as they are. None if the model has other layers, or depends on a user's file.
     """
     model = scenario.get("model", {"kind": "module"})
     samples = _sample_shape(scenario)
@@ -132,8 +136,7 @@ def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
 def _sample_shape(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
     """Return the shape of a sample of the scenario's data, and the count of classes.
 
-    Returns:
-        Shape and count; None if they depend on a user's file, or the task is no classification.
+    None if they depend on a user's file, or if the task is no classification.
     """
     data = scenario.get("data", {})
     source = data.get("source", {"kind": ""})
@@ -146,11 +149,15 @@ def _sample_shape(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
 
 
 def _split_trained(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors]:
-    """Return the trained and the frozen tensors of a model, after adding its LoRA adapters.
+    """Split a model's tensors into those that are trained and those that stay as they are.
 
     Args:
-        tensors: shapes of the tensors without adapters; changed in place.
-        model: the scenario's section on the model.
+        tensors: shapes of the tensors without LoRA adapters, by name. The tensors of the adapters
+            are added to this dict.
+        model: the scenario's section on the model, which selects adapters and trained tensors.
+
+    Returns:
+        Shapes of the trained, and of the other tensors, by name.
     """
     lora = model.get("lora")
     if lora is not None:
@@ -177,7 +184,11 @@ def _is_trained(name: str, model: TomlTable) -> bool:
 
 
 def _adapter_side(name: str) -> str:
-    """Return ``A`` or ``B`` for a tensor of a low-rank adapter, fedsim's own or peft's; else ""."""
+    """Return which matrix of a low-rank (LoRA) adapter a tensor is: ``A`` or ``B``; "" if none.
+
+    Args:
+        name: name of the tensor, as fedsim or peft chooses it.
+    """
     if ".lora_" not in name:
         return ""
     suffix = name.rpartition(".lora_")[2]
@@ -213,7 +224,11 @@ def count_sent_parameters(scenario: TomlTable, tensors: Tensors) -> int | None:
 
 
 def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
-    """Return the names of the tensors that never leave a device.
+    """Return the names of a model's tensors that never leave a device, by strategy or scenario.
+
+    Args:
+        scenario: the scenario.
+        tensors: shapes of all tensors of the model, by name.
 
     Returns:
         The names; None if the scenario selects them by code that the folder does not have.
@@ -253,9 +268,9 @@ def _is_norm(name: str, tensors: Tensors) -> bool:
 
 
 def count_reduced_parameters(tensors: Tensors, reduction: str, size: float) -> int | None:
-    """Count the parameters of a model after its layers are narrowed or its adapters' rank reduced.
+    """Count the parameters of the smaller model that some devices train.
 
-    Some devices train such a smaller model.
+    Its layers are narrower than the whole model's, or its LoRA adapters have a lower rank.
 
     Args:
         tensors: shapes of the whole model's tensors.
@@ -273,7 +288,12 @@ def count_reduced_parameters(tensors: Tensors, reduction: str, size: float) -> i
 
 
 def count_adapter_parameters(tensors: Tensors, rank: float) -> int:
-    """Count the parameters in a model's adapters if they had the given rank."""
+    """Count the parameters that a model's LoRA adapters would have with a given rank.
+
+    Args:
+        tensors: shapes of the model's tensors, by name; only those of adapters count.
+        rank: the rank.
+    """
     adapters = {name: shape for name, shape in tensors.items() if _adapter_side(name)}
     return sum(math.prod(_cut_rank(name, shape, int(rank))) for name, shape in adapters.items())
 
@@ -288,9 +308,13 @@ def _cut_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 
 def _count_narrow_parameters(tensors: Tensors, width: float) -> int:
-    """Count the parameters of a chain of layers that is narrowed to a share of its width.
+    """Count the parameters of a chain of layers, each narrowed to a share of its outputs.
 
     The last layer keeps all its outputs.
+
+    Args:
+        tensors: shapes of the tensors of the whole layers, by name.
+        width: the share (0..1).
     """
     layers = sorted({_layer_name(name) for name in tensors}, key=_layer_position)
     total = 0

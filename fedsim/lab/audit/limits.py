@@ -112,7 +112,11 @@ def check_limits(evidence: Evidence) -> Iterator[str]:
 def _check_end(evidence: Evidence, stop: StopSpec) -> Iterator[str]:
     """Yield findings if the run went on after one of the scenario's stop conditions was met.
 
-    The run's stated reason for its end has to agree with these conditions, too.
+    The reason that the run states for its end also has to agree with these conditions.
+
+    Args:
+        evidence: the run folder.
+        stop: the scenario's stop conditions.
     """
     summary = evidence.run.summary
     rounds = summary["rounds"]

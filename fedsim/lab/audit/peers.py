@@ -75,7 +75,12 @@ def _find_messages(evidence: Evidence) -> pd.DataFrame:
 def _check_receivers(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
     """Yield a finding for each device and round whose messages go to other devices than expected.
 
-    The expected receivers are the neighbours in the topology or, in Epidemic Learning, random.
+    The expected receivers are the neighbours in the topology. In Epidemic Learning they are random,
+    and are drawn again from the scenario's seed.
+
+    Args:
+        evidence: the run folder.
+        messages: the messages between devices, as ``_find_messages`` returns them.
     """
     receivers = _receivers_in_round(evidence.run.scenario)
     pairs: Any = messages.groupby(["round", "source"])

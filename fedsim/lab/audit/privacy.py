@@ -44,7 +44,9 @@ def check_epsilon(evidence: Evidence) -> Iterator[str]:
 
 
 def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]:
-    """Return the lower and the upper bound of epsilon after the last round; equal if it is known.
+    """Return a lower and an upper bound of the privacy loss epsilon after the last round.
+
+    The bounds are equal if the run folder determines epsilon.
 
     Args:
         evidence: the run folder.
@@ -74,11 +76,14 @@ def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, 
 
 
 def _count_rounds_by_share(evidence: Evidence, devices: int) -> dict[float, int]:
-    """Return a dict from share of devices (0..1) to the count of rounds that select this share.
+    """Count the rounds that select the same share of the devices.
 
     Args:
         evidence: the run folder.
         devices: count of devices that may be selected.
+
+    Returns:
+        Dict from share of the devices (0..1) to the count of rounds.
     """
     starts = evidence.data_of("round-start").join(evidence.events["round"])
     starts = starts.drop_duplicates("round", keep="last")

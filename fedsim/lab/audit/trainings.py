@@ -25,10 +25,11 @@ _ROUNDING = 1e-6
 
 
 def check_epoch_ends(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each training whose count of epochs contradicts their recorded ends.
+    """Yield a finding for each training whose count of epochs contradicts the epochs' ends.
 
-    The ends (s) have to be in order and within the training. The count has to be the count of ends,
-    or 0 if the update contains no epoch, as for a training that was cut off.
+    The recorded ends of epochs (s) have to be in order and within the training. The count of epochs
+    has to be the count of ends. It may be 0 if the update contains no epoch, for example because
+    the training was cut off.
     """
     trainings = evidence.trainings
     count = trainings["epoch_ends"].map(len)
@@ -125,7 +126,9 @@ def check_durations(evidence: Evidence) -> Iterator[str]:
 
 
 def _local_setting(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
-    """Return each training's value of a setting that ``population.local`` gives single devices.
+    """Return each training's value of a setting that a device may have of its own, such as epochs.
+
+    The scenario's section ``population.local`` gives devices such settings.
 
     Args:
         evidence: the run folder.
@@ -141,7 +144,7 @@ def _local_setting(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Fl
 
 
 def _passes_per_epoch(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
-    """Return how many passes over a device's samples an epoch of each training makes; float64.
+    """Return how many passes over a device's samples an epoch of each training makes.
 
     An epoch is one pass, or slightly less if its incomplete last batch is dropped. A training of a
     fixed count of SGD steps counts as one epoch, which may be any fraction or multiple of a pass.
@@ -149,6 +152,9 @@ def _passes_per_epoch(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
     Args:
         evidence: the run folder.
         trainings: rows of ``Evidence.trainings``.
+
+    Returns:
+        Counts of passes; float64 [trainings].
     """
     scenario = evidence.run.scenario
     strategy = scenario["strategy"]
@@ -169,7 +175,10 @@ def _passes_per_epoch(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
 
 
 def _follows_from_speed(scenario: TomlTable) -> bool:
-    """Whether durations of trainings follow from samples, speed and jitter of the scenario."""
+    """Whether durations of trainings follow from the samples, speeds and jitter of a scenario.
+
+    They do not, for example, if a user's own trainer may stop early.
+    """
     population = scenario["population"]
     strategy = scenario["strategy"]
     if "device" in population:
@@ -191,8 +200,8 @@ def _follows_from_speed(scenario: TomlTable) -> bool:
 def _last_trainings(evidence: Evidence) -> pd.DataFrame:
     """Return the last training of each device that can be compared with its speed.
 
-    A training can be compared if it ended an epoch, used all samples, began after the last shift of
-    the device's data, and if no process slowed the device down.
+    The training has to have ended an epoch, to have used all samples, and to have begun after the
+    last shift of the device's data. Devices that a process slowed down are left out.
 
     Returns:
         Rows of ``Evidence.trainings``, sorted by device.
@@ -209,7 +218,14 @@ def _last_trainings(evidence: Evidence) -> pd.DataFrame:
 
 
 class _EpochJitter:
-    """Random factors on the duration of epochs: lognormal with mean 1, drawn by device and time."""
+    """Random factors on the duration of epochs, drawn again as the run has drawn them.
+
+    A factor is lognormal with mean 1, and depends on the device and on the begin of the epoch.
+
+    Args:
+        streams: the scenario's random streams.
+        variation: coefficient of variation of the factors.
+    """
 
     def __init__(self, streams: Streams, variation: float) -> None:
         self._streams = streams
@@ -232,12 +248,12 @@ class _EpochJitter:
 
 
 def _duration_ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> float:
-    """Return the duration of a training's finished epochs over the duration by its speed.
+    """Return the ratio of the duration of a training's finished epochs to the expected duration.
 
     Args:
         training: row of ``Evidence.trainings``.
-        epoch_s: duration of an epoch by samples and speed (s).
-        jitter: factors of the epochs.
+        epoch_s: expected duration of an epoch, by samples and speed (s).
+        jitter: random factors on the expected durations.
 
     Returns:
         The ratio; NaN if the expected duration is 0 or infinite, if the epochs took too few clock
@@ -254,10 +270,12 @@ def _duration_ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> floa
 
 
 def _median_ratio(ratios: Floats, slow_factor: float) -> float:
-    """Return the median of the ratios; NaN if devices have slow phases, or all ratios are NaN.
+    """Return the median ratio of a training's duration to the duration that its speed implies.
+
+    NaN if devices have slow phases, or if all ratios are NaN.
 
     Args:
-        ratios: duration of each training over its duration by speed; float64 [trainings].
+        ratios: ratio of each training; float64 [trainings].
         slow_factor: factor on the speed in slow phases; 1 if there are none.
     """
     if slow_factor != 1.0 or np.isnan(ratios).all():

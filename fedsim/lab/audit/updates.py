@@ -40,8 +40,8 @@ _EMPTY_ROUND = dict.fromkeys((*_METRICS, *OF_PEERS, "selected", "valid", "slow",
 def check_staleness(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each aggregation that records a wrong staleness of its updates.
 
-    Staleness is the aggregation's round minus the round of the update's task, and 0 if the task has
-    none. An aggregation without a round is not checked.
+    Staleness is the aggregation's round minus the round of the update's task, and 0 if the task
+    belongs to no round. An aggregation without a round is not checked.
     """
     events = evidence.events
     starts = events[events["kind"] == "task-start"].drop_duplicates("task")
@@ -77,12 +77,12 @@ def _staleness(number: int, start_round: int) -> int:
 
 
 def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each task that is aggregated twice, wrongly, or not at all.
+    """Yield a finding for each task whose update is aggregated twice, wrongly, or not at all.
 
-    Every aggregated task has to have ended ``done`` and to have finished an epoch. Every such task
-    has to be aggregated, with these exceptions:
+    Every aggregated task has to have ended ``done`` and to have finished an epoch. Every task that
+    ended so has to be aggregated, with these exceptions:
 
-    - A task without a round (profiling), or one that the device's next task continues.
+    - A task without a round (profiling), or a task that the device's next task continues.
     - An update that was lost with an edge server.
     - An update that arrives after the last aggregation.
     - If the strategy has no rounds: an update of the same instant as the aggregation, or of a
@@ -129,7 +129,12 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
 
 
 def _continued_tasks(evidence: Evidence) -> dict[int, int]:
-    """Return a dict from the row that begins a continuation to the ID of the continued task."""
+    """Return which task is continued by each task that continues another one.
+
+    Returns:
+        Dict from the row of the record that begins the continuing task to the ID of the continued
+        task, the device's previous one.
+    """
     starts = evidence.events[evidence.events["kind"] == "task-start"]
     previous = starts.groupby("device")["task"].shift()
     previous = previous[evidence.is_continuation[starts.index]].dropna().astype(np.int64)
@@ -139,8 +144,9 @@ def _continued_tasks(evidence: Evidence) -> dict[int, int]:
 class _UpdateBook:
     """Bookkeeping of updates: which may be aggregated, and which have to be aggregated.
 
-    The audit passes the run's records to the methods in their order; ``aggregate`` and
-    ``close_round`` yield findings.
+    The audit calls a method for each record of the run, in their order. The ``note_`` methods
+    remember which updates may or must be aggregated; ``aggregate`` and ``close_round`` yield
+    findings.
     """
 
     def __init__(self) -> None:
@@ -154,7 +160,9 @@ class _UpdateBook:
         self._group = NOTHING  # group of the last aggregation
 
     def note_training(self, task: int, is_idle: bool, number: int) -> None:
-        """Note from the run's records that a training, a step of a task, has ended.
+        """Note that a task's training has ended.
+
+        ``note_done`` then knows whether the task has an update, and whether this update is due.
 
         Args:
             task: ID of the task.
@@ -167,14 +175,14 @@ class _UpdateBook:
             self._trained.add(task)
 
     def note_continuation(self, task: int) -> None:
-        """Allow that a task is not aggregated, because another task continues its work."""
+        """Note that another task continues a task, so that the task need not be aggregated."""
         self._trained.discard(task)
         self._owed.pop(task, None)
 
     def note_done(self, task: int, time: float, group: int) -> None:
         """Note that a task ended ``done``, so that its update may be aggregated from now on.
 
-        If the task trained in a round, its update has to be aggregated.
+        If the task trained in a round, its update has to be aggregated before the round ends.
 
         Args:
             task: ID of the task.
@@ -189,13 +197,19 @@ class _UpdateBook:
             self._owed[task] = time, group
 
     def note_lost(self, tasks: Iterable[int]) -> None:
-        """Note that updates were lost with an edge server, and must not be aggregated."""
+        """Note that the updates of tasks were lost with an edge server.
+
+        From now on, these updates must not be aggregated.
+
+        Args:
+            tasks: IDs of the tasks.
+        """
         for task in tasks:
             self._ended.discard(task)
             self._owed.pop(task, None)
 
     def aggregate(self, tasks: Iterable[int], has_rounds: bool, group: int) -> Iterator[str]:
-        """Note an aggregation, and yield a finding for each task that must not be in it.
+        """Note that updates were aggregated, and yield a finding for each that must not be.
 
         Args:
             tasks: IDs of the aggregated tasks.
@@ -216,7 +230,10 @@ class _UpdateBook:
             self._aggregated.add(task)
 
     def close_round(self, time: float) -> Iterator[str]:
-        """End a round; yield a finding for each update that should be aggregated, but is not.
+        """Note that a round has ended, and yield a finding for each update that it left out.
+
+        If the strategy has no rounds, updates of other groups, and updates that arrived in this
+        instant, may be left out.
 
         Args:
             time: end of the round (s).
@@ -233,8 +250,8 @@ class _UpdateBook:
 def check_round_counts(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each count in the table of rounds that contradicts the round's tasks.
 
-    The counts are of selected clients and of valid, slow and disconnected ones. All cells of the
-    table have to agree with the record of the round, too.
+    A round counts its selected clients, and how many of these were valid, slow or disconnected. All
+    cells of the table also have to agree with the record of the round.
     """
     events = evidence.events
     summary = evidence.run.summary

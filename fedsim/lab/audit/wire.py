@@ -105,6 +105,9 @@ class MessageSizes:
     A message has a part for each purpose, such as ``update``; ``find_problem`` checks the size of
     a part.
 
+    Args:
+        evidence: the run folder.
+
     Attributes:
         reduction: kind of reduction of models on some devices (``width``, ``rank`` or
             ``adapters``); None if all devices have the whole model.
@@ -125,9 +128,10 @@ class MessageSizes:
 
     @cached_property
     def _trained_tensors(self) -> Tensors | None:
-        """Shapes of the trained tensors; from a model in the folder, or else from the scenario.
+        """Shapes of the model's trained tensors, by name.
 
-        None if neither determines them.
+        They are taken from a model that the run saved or, if there is none, computed from the
+        scenario. None if that is not possible either.
         """
         tensors = saved_tensors(self._evidence)
         if tensors is None and self._scenario_tensors is not None:
@@ -278,10 +282,14 @@ class MessageSizes:
         return counts
 
     def _reduced_sizes(self, device: int, round_number: int) -> list[float]:
-        """Return the reduced model sizes that a device may have in a round.
+        """Return the sizes that the reduced model of a device may have in a round.
 
-        Sizes are shares of the width, or ranks. If the strategy has a list of sizes, only the one
-        that the device's random stream draws is returned.
+        Sizes are shares of the width (0..1), or ranks. If the strategy draws each device's size
+        from a list, the draw is repeated, and the result has this size only.
+
+        Args:
+            device: ID of the device.
+            round_number: index of the round, for which a size may be drawn anew.
         """
         sizes = self._strategy["sizes"]
         if isinstance(sizes, dict):
