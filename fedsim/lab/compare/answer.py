@@ -172,39 +172,47 @@ def _answer_for_world(
     world: str,
     is_requested: bool,
 ) -> WorldAnswer:
-    """Rank the lines of one world by the goal, by each cost up to the target, and by accuracy."""
+    """Return the answer for one world: rankings by the goal, by other costs, and by accuracy.
+
+    Args:
+        lines: the lines (variants or single runs) of the comparison.
+        figures: values of all measures, such as time and accuracy, of each run of each line.
+        targets: accuracies or values of metrics, the easiest first.
+        line_indices: indices of the lines that share this world (devices, network and data).
+        world: name of the world; empty if there is only one.
+        is_requested: whether the user has named the targets, instead of a study.
+    """
     common_figures = lines.of_common_seeds(figures)
-    target = _find_hardest_target(lines, common_figures, line_indices, targets)
-    cells = cells_of(lines, line_indices)
-    names = name_cells(cells)
+    competitors = [index for index in line_indices if not lines.lines[index].reference]
+    target = _find_hardest_target(common_figures, competitors, targets)
     goal = goal_of(lines.goal, target)
     measures = dict.fromkeys([goal, *(goal_of(name, target) for name in TARGETED), FINAL])
+    cells = cells_of(lines, line_indices)
+    names = name_cells(cells)
     rankings = []
     for measure in measures:
         if measure is not None:
             decides = measure is goal and lines.seeds_follow_goal and not is_requested
             rankings.append(_rank_lines(lines, figures, names, measure, decides_seeds=decides))
-    with_figures = []
-    for ranking in rankings:
-        if any(line.values for line in ranking.entries):
-            with_figures.append(ranking)
+    measured_rankings = [ranking for ranking in rankings if ranking.has_values]
+    # A missing ranking by the goal is reported, unless the goal is the default, or a missed target
+    # explains it.
     unranked = ""
-    is_ranked = any(ranking.measure == goal for ranking in with_figures)
-    lacks_target = target is None and bool(targets)
-    if lines.goal != _DEFAULT_GOAL and not is_ranked and not lacks_target:
-        # the user has named a goal of which no line has a figure, and no missed target is the
-        # reason
+    is_missed = target is None and bool(targets)
+    is_measured = any(ranking.measure == goal for ranking in measured_rankings)
+    if lines.goal != _DEFAULT_GOAL and not is_missed and not is_measured:
         unranked = lines.goal
-    unreached = []
+    unreached: list[Target] = []
     if is_requested or target is None:
-        ranked = _without_references(lines, line_indices)
-        for candidate in targets:
-            if not _is_reached(common_figures, ranked, candidate, any):
-                unreached.append(candidate)
+        unreached = [
+            candidate
+            for candidate in targets
+            if not _is_reached(common_figures, competitors, candidate, any)
+        ]
     return WorldAnswer(
         world,
         target,
-        tuple(with_figures),
+        tuple(measured_rankings),
         missed=tuple(_list_missed(rankings)),
         cells=cells,
         bill=tuple(_list_costs(rankings[0], figures, target)),
@@ -314,28 +322,22 @@ def _rank_lines(
 
 
 def _find_hardest_target(
-    lines: Lines, figures: LineFigures, line_indices: Sequence[int], targets: Sequence[Target]
+    figures: LineFigures, line_indices: Sequence[int], targets: Sequence[Target]
 ) -> Target | None:
     """Return the hardest target that any variant reached in all its runs, to compare costs at it.
 
     If there is none, return the hardest target that any run reached; None if no run reached one.
 
     Args:
-        lines: the lines of the comparison (variants of a study, or single runs).
         figures: values of all measures, such as time and accuracy, of each run of each line.
-        line_indices: indices of the lines of a world; reference lines do not count.
+        line_indices: indices of the lines that compete, without reference lines.
         targets: the targets, the easiest first.
     """
-    ranked = _without_references(lines, line_indices)
     for quantifier in (all, any):
         for target in reversed(targets):
-            if _is_reached(figures, ranked, target, quantifier):
+            if _is_reached(figures, line_indices, target, quantifier):
                 return target
     return None
-
-
-def _without_references(lines: Lines, line_indices: Sequence[int]) -> list[int]:
-    return [line_index for line_index in line_indices if not lines.lines[line_index].reference]
 
 
 def _is_reached(

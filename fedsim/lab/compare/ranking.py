@@ -75,6 +75,11 @@ class Ranking:
     is_even: bool = True
 
     @property
+    def has_values(self) -> bool:
+        """Whether any run of any line has a value of the measure."""
+        return any(line.values for line in self.entries)
+
+    @property
     def ranked(self) -> list[RankedLine]:
         """Variants or runs (lines) that have a rank, the best first.
 
