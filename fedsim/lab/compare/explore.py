@@ -209,7 +209,8 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
     """
     second_costs = {line.line_index: line.mean.mean for line in second.ranked}
     points: list[CostPoint] = []
-    for line in first.ranked:
+    # the order of a ranking differs from this one if seeds were added until a decision
+    for line in sorted(first.ranked, key=lambda line: line.mean.mean):
         if line.line_index not in second_costs:
             continue
         cost = line.mean.mean

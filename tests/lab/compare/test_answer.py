@@ -22,8 +22,9 @@ from fedsim.common.errors import ScenarioError
 from fedsim.lab.compare.answer import WorldAnswer, answers, usual_target
 from fedsim.lab.compare.explore import fronts, heat_map, in_words
 from fedsim.lab.compare.lines import ComparedLine, Lines
-from fedsim.lab.compare.measures import measure, measures, read_goal, read_work
+from fedsim.lab.compare.measures import cost_of, measure, measures, read_goal, read_work
 from fedsim.lab.compare.paired import mean_of, paired_difference, pairs_to_tell
+from fedsim.lab.compare.ranking import RankedLine, Ranking
 from fedsim.lab.reading.targets import Target, best_accuracy_within
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world
@@ -314,6 +315,21 @@ def test_who_comes_next_to_a_pareto_front_is_named(tmp_path: Path) -> None:
     assert front.words.endswith(
         "than: a (10 s, 100 B). Next to these: b (11 s, 110 B; at most 10 % more than a in both)."
     )
+
+
+def test_a_front_does_not_depend_on_the_order_of_a_ranking() -> None:
+    """A ranking that follows a decision has dropped lines last, even those with a lower mean."""
+    costs = {"leader": (12.0, 10.0), "other": (20.0, 30.0), "dropped": (11.0, 9.0)}
+    rankings = []
+    for index, cost in enumerate(("time", "traffic")):
+        lines = []
+        for line_index, (name, values) in enumerate(costs.items()):
+            by_seed = {1: values[index]}
+            lines.append(RankedLine(line_index, name, False, by_seed, frozenset(by_seed)))
+        rankings.append(Ranking(cost_of(cost, Target(0.5)), tuple(lines), None))
+    (front,) = fronts(WorldAnswer("", Target(0.5), tuple(rankings), ()))
+    assert [point.line.name for point in front.points] == ["dropped", "leader", "other"]
+    assert [point.line.name for point in front.front] == ["dropped"]
 
 
 # by a table of t: 18 pairs of mean 1 and deviation 2, not 17
