@@ -193,7 +193,11 @@ def read_traces(evidence: Evidence) -> dict[str, tuple[RecordedTrace, float]]:
 
 
 def has_trace(section: object) -> bool:
-    """Return whether a rate of the scenario, a text or a table, is a trace."""
+    """Return whether a scenario sets a rate by a trace.
+
+    Args:
+        section: value of the rate's key in the scenario: a text such as ``"1 Mbit/s"``, or a table.
+    """
     return isinstance(section, Mapping) and section.get("kind") == "trace"
 
 

@@ -157,7 +157,10 @@ def write_files(
     presence: Presence | None,
     prediction: Prediction,
 ) -> None:
-    """Write a calibration: the scenario, and CSV files of the clients and of the rounds.
+    """Write a calibration as ``scenario.toml``, ``clients.csv`` and ``rounds.csv``.
+
+    The scenario simulates the clients. The tables have the fitted values of each client, and the
+    measured and predicted duration of each round.
 
     Args:
         out: folder to write to.

@@ -82,7 +82,7 @@ class PathStep:
 
     @property
     def category(self) -> str:
-        """Kind of waiting, such as ``computing``, under which ``totals`` count the step's time."""
+        """Kind of waiting, such as ``computing``, to which a round's totals add the step's time."""
         return AT_HOST if self.at_host else _CATEGORIES.get(self.step, "computing")
 
 

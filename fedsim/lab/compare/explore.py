@@ -234,10 +234,10 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
 
 
 def in_words(answer: WorldAnswer) -> list[str]:
-    """Return sentences for people on a world's variants: two of their costs, and what varies them.
+    """Return sentences for people that compare the variants of a world, and the keys of the grid.
 
-    The first sentences name the variants that no other variant beats in both costs. The last one
-    states how much of the variance of the goal's measure each key of the grid explains.
+    The first sentences name the variants that no other variant beats in two costs, such as time and
+    traffic. The last one states how much of the variance of the goal's measure each key explains.
 
     Args:
         answer: the comparison of the variants in one world.

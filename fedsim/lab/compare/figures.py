@@ -105,9 +105,9 @@ class Reading(Spec):
 
     @property
     def comparison(self) -> dict[str, object]:
-        """Variant or grid values of the second line, by whose figure the figure is related.
+        """Variant or grid values that select the second line, from ``over`` or ``minus``.
 
-        The figure is divided by, or reduced by, the figure of that line. Empty if there is none.
+        The figure is divided by, or reduced by, the figure of this line. Empty if there is none.
         """
         return self.over or self.minus
 

@@ -113,7 +113,9 @@ class PublishedFigures(Spec):
         at: values of the study's grid for the table; a list makes one table for each of its values.
         measures: names of the columns.
         rows: rows of the table.
-        published: figures by row, or by value of ``at`` and row.
+        published: dict from name of a row to its figures: a single figure, a list with one figure
+            per measure, or a dict by measure. If ``at`` lists values, this may be a dict from value
+            to such a dict instead.
         tolerance: greatest allowed difference by row, instead of the tolerances of the measures.
         claims: claims of the paper on the rows.
         note: note for readers.

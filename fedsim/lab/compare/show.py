@@ -129,9 +129,13 @@ def _join_rows(tables: Sequence[ComparedTable]) -> ComparedTable:
 def write_tables(path: Path) -> None:
     """Write the tables of the study at ``path`` into its folder.
 
-    Writes ``compare.csv``, ``compare.md``, ``paired.csv`` and ``runs.csv``, and ``published.md``
-    if the folder has published figures. The tables depend only on the study's runs, never on the
-    time or the order of these runs.
+    ``compare.csv`` and ``compare.md`` have the means of all variants side by side, ``paired.csv``
+    their differences to the baseline by seed, and ``runs.csv`` the single runs. If the folder has
+    published figures of a paper, ``published.md`` compares these with the study. The tables depend
+    only on the study's runs, never on the time or the order of these runs.
+
+    Args:
+        path: folder of the study.
     """
     study = read_index(path)
     lines = read_lines([path])

@@ -191,7 +191,7 @@ def _can_shape() -> bool:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a process can listen on a port of 127.0.0.1, as no other process does."""
+    """Whether a port of 127.0.0.1 is free, so that a process can listen on it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

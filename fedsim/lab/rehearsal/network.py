@@ -135,7 +135,7 @@ class Namespaces:
         return f"{self._prefix}-{where}"
 
     def delaying(self) -> list[str]:
-        """Return the command of the process that delays packets by the links' latencies."""
+        """Return the words of the command that delays packets by the links' latencies."""
         latencies = [str(link.latency_ms) for link in self._clients]
         module = "fedsim.lab.rehearsal.network"
         return [*self.within("core"), sys.executable, "-m", module, *latencies]
