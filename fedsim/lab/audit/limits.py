@@ -121,24 +121,38 @@ def _check_end(evidence: Evidence, stop: StopSpec) -> Iterator[str]:
     summary = evidence.run.summary
     rounds = summary["rounds"]
     time = summary["simulated_s"]
-    stopped = summary["stopped"]
     if stop.rounds is not None and rounds > stop.rounds:
         yield f"there were {rounds} rounds, the scenario allows {stop.rounds}"
     if stop.simulated_time is not None and time > stop.simulated_time:
         yield f"the run went on to {time!r} s, the scenario allows {stop.simulated_time!r} s"
     accuracy = math.inf if stop.accuracy is None else stop.accuracy
-    reached = (evidence.rounds["accuracy"] >= accuracy).to_numpy()
-    if reached[:-1].any():
+    is_reached = (evidence.rounds["accuracy"] >= accuracy).to_numpy()
+    if is_reached[:-1].any():
         yield (
             f"the accuracy at which the run was to stop, {stop.accuracy!r}, was reached in round "
-            f"{int(reached.argmax())}"
+            f"{int(is_reached.argmax())}"
         )
+    yield from _check_reason(evidence, stop, ends_with_accuracy=bool(is_reached[-1:].any()))
+
+
+def _check_reason(evidence: Evidence, stop: StopSpec, *, ends_with_accuracy: bool) -> Iterator[str]:
+    """Yield findings if the reason that the run states for its end cannot be true.
+
+    Args:
+        evidence: the run folder.
+        stop: the scenario's stop conditions.
+        ends_with_accuracy: whether the last round reached the accuracy at which the run is to stop.
+    """
+    summary = evidence.run.summary
+    rounds = summary["rounds"]
+    time = summary["simulated_s"]
+    stopped = summary["stopped"]
     is_possible = stopped != "simulated time" or time == stop.simulated_time
     by_rounds = re.fullmatch(r"(\d+) rounds", str(stopped))
     if by_rounds is not None:
         is_possible = int(by_rounds[1]) == rounds == stop.rounds
     if re.fullmatch(r"accuracy .* reached", str(stopped)):
-        is_possible = bool(reached[-1:].any())
+        is_possible = ends_with_accuracy
     reason = json.dumps(stopped)
     if not is_possible:
         yield (

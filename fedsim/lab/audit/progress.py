@@ -37,15 +37,8 @@ def check_progress(evidence: Evidence) -> Iterator[str]:
     if monitor != stop.get("monitor", monitor):
         yield f"the best round is by {monitor!r}, the scenario says {stop['monitor']!r}"
     tests = _monitored_values(evidence, monitor)
-    finite = tests[np.isfinite(tests)]
-    best_round: int | None = None
-    best_value: float | None = None
-    if len(finite):
-        best = int(finite.to_numpy().argmax())
-        best_round = int(finite.index[best])
-        best_value = abs(float(finite.iloc[best]))
+    best_round, best_value = _find_best(tests)
     value = stated["value"]
-    # without signs, as tests are negated if smaller is better
     stated_value = None if value is None else abs(value)
     if (stated["round"], stated_value) != (best_round, best_value):
         yield (
@@ -73,6 +66,24 @@ def _monitored_values(evidence: Evidence, monitor: str) -> "pd.Series[float]":
     metric = evidence.run.summary.get("metrics", {}).get(monitor, {})
     is_least = monitor == "loss" or metric.get("best_is") == "least"
     return (-values if is_least else values).dropna()
+
+
+def _find_best(tests: "pd.Series[float]") -> tuple[int | None, float | None]:
+    """Return the first round with the greatest finite value, and the value without its sign.
+
+    Values are negated if smaller is better, so the sign tells nothing.
+
+    Args:
+        tests: monitored values by round, of which greater ones are better.
+
+    Returns:
+        Round and value; both None if no value is finite.
+    """
+    finite = tests[np.isfinite(tests)]
+    if not len(finite):
+        return None, None
+    best = int(finite.to_numpy().argmax())
+    return int(finite.index[best]), abs(float(finite.iloc[best]))
 
 
 def _check_patience(

@@ -224,13 +224,7 @@ def check_trace_offsets(evidence: Evidence) -> Iterator[str]:
             continue
         offset_s = 0.0
         if sections[key]["starts"] == "random":
-            numbers = [int(part) for part in link.split() if part.isdecimal()]
-            owner = numbers[0] if numbers else 0  # index of the link's device, cell or edge server
-            purpose = _STREAM
-            if not key.startswith("network.device."):
-                purpose = f"{_STREAM}/{key}"
-            draw = streams.uniform(purpose, owner, _OFFSET_DRAW)
-            offset_s = on_grid(draw * trace.length)
+            offset_s = _draw_offset_s(streams, link, key, trace.length)
         if offset_s != start_s:
             yield (
                 f"{link} begins at {start_s!r} s of its trace; by the scenario's seed at "
@@ -242,6 +236,21 @@ def check_trace_offsets(evidence: Evidence) -> Iterator[str]:
     for key in sections:
         if not key.startswith("network.device.") and key not in map(_scenario_key, traces):
             yield f"no link follows the trace of {key}"
+
+
+def _draw_offset_s(streams: Streams, link: str, key: str, length_s: float) -> float:
+    """Draw again the position in its trace at which a link begins (s).
+
+    Args:
+        streams: the scenario's random streams.
+        link: name of the link, such as ``cell 3 up``.
+        key: dotted key of the trace in the scenario.
+        length_s: duration of the trace (s).
+    """
+    numbers = [int(part) for part in link.split() if part.isdecimal()]
+    owner = numbers[0] if numbers else 0  # index of the link's device, cell or edge server
+    purpose = _STREAM if key.startswith("network.device.") else f"{_STREAM}/{key}"
+    return on_grid(streams.uniform(purpose, owner, _OFFSET_DRAW) * length_s)
 
 
 def _check_devices(

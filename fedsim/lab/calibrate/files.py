@@ -1,7 +1,7 @@
 """Output of a calibration: text lines for users, a scenario, and tables of clients and rounds."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -217,10 +217,9 @@ def _build_sections(
         by_client: whether the scenario lists the clients' own values instead of distributions.
         presence: estimates of online and unreachable phases; None if the log has none.
     """
-    world = fitted.world
     at_once = min(log.at_once, len(log.clients))
     settings: dict[str, object] = {}  # a distribution, or a value for each client, by quantity
-    for key, values in world.quantities.items():
+    for key, values in fitted.world.quantities.items():
         if by_client:
             settings[key] = [_format_value(key, value) for value in values.tolist()]
         else:
@@ -235,7 +234,7 @@ def _build_sections(
         "devices": len(log.clients),
         "speed": settings["speed"],
         "samples": samples,
-        "jitter": round(world.jitter, 4),
+        "jitter": round(fitted.world.jitter, 4),
         "fitted_at_once": at_once,
     }
     if presence is not None:
@@ -245,16 +244,7 @@ def _build_sections(
             "mean_on": f"{max(presence.mean_on, 1e-3):.6g} s",
             "mean_off": f"{max(presence.mean_off, 1e-3):.6g} s",
         }
-    server = {}
-    for direction, rate in world.server.items():
-        if rate < math.inf:
-            server[direction] = _format_value(direction, rate)
-    network: Tables = {"kind": "star", "server": server}
-    if world.protocol != Fluid():
-        network["protocol"] = world.protocol.model_dump(mode="json", exclude_defaults=True)
-        # the kind is a default, which ``exclude_defaults`` drops
-        network["protocol"]["kind"] = world.protocol.kind
-    network["device"] = {key: settings[key] for key in ("down", "up", "latency")}
+    device_links = {key: settings[key] for key in ("down", "up", "latency")}
     strategy: Tables = {"kind": "fedavg", "clients_per_round": at_once}
     if not log.synchronous:
         strategy = {"kind": "fedbuff", "concurrency": at_once, "buffer": log.per_version}
@@ -264,10 +254,30 @@ def _build_sections(
         "learning": "off",
         "model": {"kind": "size", "bytes": f"{_message_bytes(log.tasks)[0]:.9g} B"},
         "population": population,
-        "network": network,
+        "network": _build_network(fitted.world, device_links),
         "strategy": strategy,
         "stop": {"rounds": len(log.rounds)},
     }
+
+
+def _build_network(world: FittedWorld, device_links: Mapping[str, object]) -> Tables:
+    """Return the section ``network`` of a scenario: a star with the fitted links and protocol.
+
+    Args:
+        world: the fitted world, whose server may have a limited link.
+        device_links: ``down``, ``up`` and ``latency`` of the devices, as a scenario states them.
+    """
+    server = {}
+    for direction, rate in world.server.items():
+        if rate < math.inf:
+            server[direction] = _format_value(direction, rate)
+    network: Tables = {"kind": "star", "server": server}
+    if world.protocol != Fluid():
+        network["protocol"] = world.protocol.model_dump(mode="json", exclude_defaults=True)
+        # the kind is a default, which ``exclude_defaults`` drops
+        network["protocol"]["kind"] = world.protocol.kind
+    network["device"] = dict(device_links)
+    return network
 
 
 def _message_bytes(tasks: Tasks) -> tuple[float, float]:

@@ -142,38 +142,45 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
     if path.is_dir():
         logs = sorted(log for name in _NAMES for log in path.glob(f"**/{name}"))
     for log in logs:
-        client = log.parent.name if log.name in _NAMES else log.stem
-        round_number = -1
-        download_end = 0.0
-        last_step = ""  # text of the log's last line of a step
-        for line_number, line in _number_lines(log):
-            step = _NVFLARE.match(line)
-            size = _BYTES.search(line)
-            seconds = _TIME.search(line)
-            # a repeated line of the same kind is from a resent task, and counts once
-            if step is None or size is None or seconds is None or step[2] == last_step:
-                continue
-            last_step = step[2]
-            end = _parse_date(log, line_number, step[1])
-            start = end - float(seconds[1])
-            amount = float(size[1])
-            if last_step.startswith("getTask"):
-                round_number = round_number + 1
-                download_end = end
-                yield line_number, client, round_number, "down", start, end, amount, epochs
-            elif round_number >= 0:
-                train_end = max(download_end, start)
-                yield (
-                    line_number,
-                    client,
-                    round_number,
-                    "train",
-                    download_end,
-                    train_end,
-                    0.0,
-                    epochs,
-                )
-                yield line_number, client, round_number, "up", start, end, amount, epochs
+        yield from _read_nvflare_client(log, epochs)
+
+
+def _read_nvflare_client(log: Path, epochs: int) -> Iterator[tuple[object, ...]]:
+    """Yield the downloads, trainings and uploads in the NVFlare log of one client.
+
+    The log has a line for each download and each upload; a training lasts from the end of a
+    download to the start of the next upload.
+
+    Args:
+        log: the log file.
+        epochs: count of epochs of a training.
+
+    Yields:
+        The cells of ``_COLUMNS``.
+    """
+    client = log.parent.name if log.name in _NAMES else log.stem
+    round_number = -1
+    download_end = 0.0
+    last_message = ""  # text that names the kind of the last message
+    for line_number, line in _number_lines(log):
+        message = _NVFLARE.match(line)
+        size = _BYTES.search(line)
+        seconds = _TIME.search(line)
+        # a repeated line of the same kind is from a resent task, and counts once
+        if message is None or size is None or seconds is None or message[2] == last_message:
+            continue
+        last_message = message[2]
+        end = _parse_date(log, line_number, message[1])
+        start = end - float(seconds[1])
+        size_bytes = float(size[1])
+        if last_message.startswith("getTask"):
+            round_number += 1
+            download_end = end
+            yield line_number, client, round_number, "down", start, end, size_bytes, epochs
+        elif round_number >= 0:
+            train_end = max(download_end, start)
+            yield line_number, client, round_number, "train", download_end, train_end, 0.0, epochs
+            yield line_number, client, round_number, "up", start, end, size_bytes, epochs
 
 
 class _Line(NamedTuple):

@@ -77,19 +77,9 @@ def find_shared_link(
     spread = float(np.nanmedian(spreads))
     if spread < _LEAST_SPREAD:
         return None
-    first_start = starts.min(axis=1)
-    busy_s = (starts + seconds).max(axis=1) - first_start
+    busy_s = (starts + seconds).max(axis=1) - starts.min(axis=1)
     variance = float(np.log(busy_s).var())
-    generator = Streams(0).generator("world/calibrate/sharing")
-    transfers_of_clients = [np.nonzero(owner == number) for number in np.unique(owner)]
-    as_steady = 1  # count of permutations with at most this variance; the log itself is one
-    for _ in range(_DRAWS):
-        permuted = seconds.copy()
-        for of_client in transfers_of_clients:
-            permuted[of_client] = generator.permutation(seconds[of_client])
-        ends = (starts + permuted).max(axis=1)
-        as_steady += bool(np.log(ends - first_start).var() <= variance)
-    chance = as_steady / (_DRAWS + 1)
+    chance = _chance_of_variance(variance, starts, seconds, owner)
     if chance > _CHANCE:
         return None
     least_latency = latency[owner].min(axis=1)
@@ -101,6 +91,30 @@ def find_shared_link(
         spread=spread,
         spread_together=float(np.std(busy_s) / np.mean(busy_s)),
     )
+
+
+def _chance_of_variance(variance: float, starts: Floats, seconds: Floats, owner: Ints) -> float:
+    """Return the share of permutations in which busy periods vary as little as in the log (0..1).
+
+    A permutation exchanges the times of each client's transfers between the periods.
+
+    Args:
+        variance: variance of the logarithms of the periods' durations in the log.
+        starts: starts of the transfers (s); float64 [busy periods, clients].
+        seconds: durations of the transfers (s); float64 [busy periods, clients].
+        owner: index of each transfer's client; int64 [busy periods, clients].
+    """
+    generator = Streams(0).generator("world/calibrate/sharing")
+    first_start = starts.min(axis=1)
+    transfers_of_clients = [np.nonzero(owner == number) for number in np.unique(owner)]
+    as_steady = 1  # count of permutations with at most this variance; the log itself is one
+    for _ in range(_DRAWS):
+        permuted = seconds.copy()
+        for of_client in transfers_of_clients:
+            permuted[of_client] = generator.permutation(seconds[of_client])
+        ends = (starts + permuted).max(axis=1)
+        as_steady += bool(np.log(ends - first_start).var() <= variance)
+    return as_steady / (_DRAWS + 1)
 
 
 def _spreads(seconds: Floats, owner: Ints, clients: int) -> Floats:

@@ -13,7 +13,7 @@ from itertools import chain
 
 from fedsim.common.harmless import clean
 from fedsim.lab.compare.cells import cells_of, name_cells, name_world, varying_keys, worlds_of
-from fedsim.lab.compare.line_decision import decide_line
+from fedsim.lab.compare.line_decision import LineDecision, decide_line
 from fedsim.lab.compare.lines import Lines, some_names
 from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of, goal_of
 from fedsim.lab.compare.ranking import RankedLine, Ranking
@@ -286,7 +286,6 @@ def _rank_lines(
         decides_seeds: whether the study added seeds (``until_sure``) to decide by this measure. The
             lines that may still be the best are then ranked before the others.
     """
-    rule = lines.until_sure
     entries = []
     for line_index, name in names.items():
         line = lines.lines[line_index]
@@ -294,18 +293,12 @@ def _rank_lines(
         entries.append(
             RankedLine(line_index, name, line.reference, values, lines.seeds_of(line_index))
         )
-    sign = 1 if measure.best == "least" else -1
     decision = None
-    contenders: Sequence[int] = ()
-    leader = None
-    if rule is not None and decides_seeds:
-        compared = {line.line_index: line.values for line in entries if not line.reference}
-        compared_names = {line_index: names[line_index] for line_index in compared}
-        decision = decide_line(rule, measure, compared_names, lines.lines, compared)
-        contenders = decision.outcome.contenders
-        leader = decision.outcome.leader
-        if decision.outcome.status == "none":
-            decision = None
+    if decides_seeds:
+        decision = _decide(lines, [line for line in entries if not line.reference], measure)
+    contenders = () if decision is None else decision.outcome.contenders
+    leader = None if decision is None else decision.outcome.leader
+    sign = 1 if measure.best == "least" else -1
 
     def rank(line: RankedLine) -> tuple[float, ...]:
         missing_share = 1 - len(line.values) / line.run_count
@@ -318,7 +311,29 @@ def _rank_lines(
     baseline = None
     if best is not None and not lines.is_first:
         baseline = lines.baselines[best]
-    return Ranking(measure, tuple(entries), baseline, decision, is_even=rule is None)
+    is_even = lines.until_sure is None
+    return Ranking(measure, tuple(entries), baseline, decision, is_even)
+
+
+def _decide(
+    lines: Lines, competitors: Sequence[RankedLine], measure: Measure
+) -> LineDecision | None:
+    """Return the decision on the best line of a study that adds seeds until it is sure.
+
+    Args:
+        lines: the lines of the comparison, with the rule by which seeds are added.
+        competitors: the lines to compare, with their values of the measure.
+        measure: the measure.
+
+    Returns:
+        The decision; None if the study adds no seeds, or if there is nothing to decide.
+    """
+    if lines.until_sure is None:
+        return None
+    names = {line.line_index: line.name for line in competitors}
+    values = {line.line_index: line.values for line in competitors}
+    decision = decide_line(lines.until_sure, measure, names, lines.lines, values)
+    return None if decision.outcome.status == "none" else decision
 
 
 def _find_hardest_target(

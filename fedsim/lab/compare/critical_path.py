@@ -349,13 +349,22 @@ class CriticalPaths:
         )
         if not start_fields or not tasks:
             return path
-        ends = sorted(min(task.end, end) for task in tasks)
+        return self._add_last_clients(path, tasks)
+
+    def _add_last_clients(self, path: RoundPath, tasks: list[_AwaitedWork]) -> RoundPath:
+        """Return a round with the count of its last clients, and the time that they cost.
+
+        Args:
+            path: the round, without these figures.
+            tasks: tasks of the round that went on during the round, at least one.
+        """
+        ends = sorted(min(task.end, path.end) for task in tasks)
         last_end = ends[-1]
         last_start = max(task.start for task in tasks if task.end >= last_end)
         earlier_ends = [time for time in ends if time < last_end]
         # Without its last clients, the round would have ended at the end of the other clients'
         # tasks. It would not have ended before the last clients began.
-        end_of_others = max([last_start, start, *earlier_ends])
+        end_of_others = max([last_start, path.start, *earlier_ends])
         return replace(
             path,
             saved_s=last_end - end_of_others,

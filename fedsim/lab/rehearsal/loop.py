@@ -134,39 +134,52 @@ def _calibrate(out: Path) -> Iterator[str]:
     Raises:
         DataError: the rehearsal is too short for a fit, or the fitted world cannot be simulated.
     """
-    defaults = LogDefaults()
-    calibrate(out / MEASURED, out / _FIT, defaults, by_client=True)
-    scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
+    calibrate(out / MEASURED, out / _FIT, LogDefaults(), by_client=True)
     fitted = read_toml(out / _FIT / FITTED)
     clients = pd.read_csv(require_regular(out / _FIT / CLIENTS))
-    rows = RunFolder(out / SIMULATED).devices
-    fit_of_device = {int(name): index for index, name in enumerate(clients["client"])}
+    fitted_device_links = fitted["network"]["device"]
+    fitted_settings = {"speed": fitted["population"]["speed"], **fitted_device_links}
+    settings = _scenario_settings(out, median_speed=float(clients["speed"].median()))
+    for index, device in enumerate(map(int, clients["client"])):
+        for name, values in settings.items():
+            values[device] = fitted_settings[name][index]
+    scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
     tables = scenario.model_dump(mode="python", exclude_none=True)
-    speeds = [f"{row['speed']:.9g} samples/s" for row in rows]
-    if not RunFolder(out / MEASURED).summary["measured"]["pace"]:
-        # all devices have trained on this machine, whatever speed the scenario gives them
-        median_speed = float(clients["speed"].median())
-        speeds = [f"{median_speed:.9g} samples/s"] * len(rows)
-    rates = {}
-    for direction in _DIRECTIONS:
-        rates[direction] = [f"{row[f'link_{direction}']:.9g} B/s" for row in rows]
-    latencies = [f"{row['latency']:.9g} s" for row in rows]
-    for device, index in fit_of_device.items():
-        speeds[device] = fitted["population"]["speed"][index]
-        latencies[device] = fitted["network"]["device"]["latency"][index]
-        for direction in _DIRECTIONS:
-            rates[direction][device] = fitted["network"]["device"][direction][index]
     for name in unused(scenario):  # the fitted values already include the effect of these parts
         section, _, key = name.partition(".")
         if section == "population" and key != "availability":
             tables[section].pop(key)
-    tables["population"]["speed"] = speeds
+    tables["population"]["speed"] = settings["speed"]
     tables["population"]["jitter"] = fitted["population"]["jitter"]
-    tables["network"] = {**fitted["network"], "device": {**rates, "latency": latencies}}
+    device_links = {name: settings[name] for name in (*_DIRECTIONS, "latency")}
+    tables["network"] = {**fitted["network"], "device": device_links}
     try:
         simulate(Scenario(**tables), out / CALIBRATED)
     except FedsimError as error:
         raise DataError(f"the fitted world cannot be simulated: {error}") from None
-    unfitted = len(rows) - len(fit_of_device)
+    unfitted = len(settings["speed"]) - len(clients)
     if unfitted:
         yield f"devices with too few tasks for a fit, which keep their links: {unfitted}"
+
+
+def _scenario_settings(out: Path, median_speed: float) -> dict[str, list[str]]:
+    """Return speed, link rates and latency of each device in the simulation of a rehearsal.
+
+    Args:
+        out: folder of the rehearsal.
+        median_speed: median speed of the fitted devices (samples/s). If trainings took the time
+            that this machine needed, it replaces the speeds, which had no effect then.
+
+    Returns:
+        Dict from ``speed``, ``down``, ``up`` and ``latency`` to texts with units; [devices] each.
+    """
+    rows = RunFolder(out / SIMULATED).devices
+    settings = {
+        "speed": [f"{row['speed']:.9g} samples/s" for row in rows],
+        "latency": [f"{row['latency']:.9g} s" for row in rows],
+    }
+    for direction in _DIRECTIONS:
+        settings[direction] = [f"{row[f'link_{direction}']:.9g} B/s" for row in rows]
+    if not RunFolder(out / MEASURED).summary["measured"]["pace"]:
+        settings["speed"] = [f"{median_speed:.9g} samples/s"] * len(rows)
+    return settings
