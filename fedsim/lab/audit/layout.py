@@ -235,11 +235,7 @@ def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
     """
     strategy = scenario["strategy"]
     if strategy["kind"] in ("fedper", "fedrep"):
-        head = strategy["head"]
-        if isinstance(head, int):
-            layers = [*dict.fromkeys(_layer_name(name) for name in tensors)]
-            return [name for name in tensors if _layer_name(name) in layers[-head:]]
-        return [name for name in tensors if _matches_any(name, head)]
+        return _names_in_head(strategy["head"], tensors)
     if strategy["kind"] == "fedbn":
         if strategy["keeps"] == "statistics":
             return [name for name in tensors if name.endswith(("running_mean", "running_var"))]
@@ -255,6 +251,19 @@ def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
     if "keep" in model:
         return [name for name in tensors if _matches_any(name, patterns)]
     return [name for name in tensors if not _matches_any(name, patterns)]
+
+
+def _names_in_head(head: int | str | Sequence[str], tensors: Tensors) -> list[str]:
+    """Return the names of the tensors in a model's head, the last layers.
+
+    Args:
+        head: count of these layers, or patterns of the tensors' names.
+        tensors: shapes of all tensors of the model, by name.
+    """
+    if not isinstance(head, int):
+        return [name for name in tensors if _matches_any(name, head)]
+    layers = [*dict.fromkeys(_layer_name(name) for name in tensors)]
+    return [name for name in tensors if _layer_name(name) in layers[-head:]]
 
 
 def _layer_name(name: str) -> str:

@@ -238,11 +238,10 @@ class MessageSizes:
         if any(_is_multiple(size, model_bytes, models) for model_bytes in model_sizes):
             return None
         expected = " or ".join(f"{model_bytes:g}" for model_bytes in sorted(model_sizes))
-        if models is None:
-            return f"the codec {codec['kind']!r} makes some times {expected} of it"
-        if models == 1:
-            return f"the codec {codec['kind']!r} makes {expected} of it"
-        return f"the codec {codec['kind']!r} makes {models} times {expected} of it"
+        if models != 1:
+            factor = "some" if models is None else models
+            expected = f"{factor} times {expected}"
+        return f"the codec {codec['kind']!r} makes {expected} of it"
 
     def _model_count(self, purpose: str) -> int | None:
         """Return the count of models in a message of a purpose; None if any count is allowed."""

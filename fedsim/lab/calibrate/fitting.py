@@ -1,7 +1,7 @@
 """Estimates of devices and links from a log, robust against a few outliers."""
 
 import math
-from itertools import product
+from itertools import permutations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +71,11 @@ class _Links(NamedTuple):
     rivals: list[tuple[Floats, float]]
     notes: list[str]
 
+    @property
+    def alternatives(self) -> list[tuple[Floats, float]]:
+        """All pairs of rates and capacity that explain the log, the fitted pair first."""
+        return [(self.rates, self.capacity), *self.rivals]
+
 
 def fit(
     tasks: Tasks,
@@ -101,17 +106,14 @@ def fit(
     speed, jitter = _fit_speeds(tasks, clients)
     fitted_latencies = _fit_latencies(tasks, clients, even_protocol, latency)
     latencies = np.zeros(clients) if fitted_latencies is None else fitted_latencies
-    rates = {}
-    server: dict[Direction, float] = {}
-    rivals: dict[Direction, list[tuple[Floats, float]]] = {}
+    links: dict[Direction, _Links] = {}
+    rates: dict[Direction, Floats] = {}
     notes = []
     for direction in DIRECTIONS:
-        links = _fit_links(tasks, direction, latencies, even_protocol, all_tasks)
-        rates[direction] = links.rates
-        server[direction] = links.capacity
-        rivals[direction] = [(links.rates, links.capacity), *links.rivals]
-        notes += links.notes
-    for direction, opposite in (DIRECTIONS, DIRECTIONS[::-1]):
+        links[direction] = _fit_links(tasks, direction, latencies, even_protocol, all_tasks)
+        rates[direction] = links[direction].rates
+        notes += links[direction].notes
+    for direction, opposite in permutations(DIRECTIONS, 2):
         if np.isnan(rates[direction]).all():
             rates[direction] = rates[opposite]
             notes.append(
@@ -121,22 +123,22 @@ def fit(
         down=fill_unknown(rates["down"]),
         up=fill_unknown(rates["up"]),
         latency=latencies,
-        server=server,
+        server={direction: links[direction].capacity for direction in DIRECTIONS},
         protocol=protocol,
         speed=fill_unknown(speed),
         jitter=jitter,
     )
-    worlds = []
-    for down, up in product(rivals["down"], rivals["up"]):
+    rivals = []
+    for down, up in product(links["down"].alternatives, links["up"].alternatives):
         rival = _replace_links(world, "down", *down)
-        worlds.append(_replace_links(rival, "up", *up))
+        rivals.append(_replace_links(rival, "up", *up))
     intercepts: Floats = _fit_lines(tasks.train, tasks.client, clients)[0]
     samples_of_tasks = tasks.train.amount / tasks.epochs
     samples = fill_unknown(aggregate(samples_of_tasks, tasks.client, clients))
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(samples_of_tasks)])))
     return Fitted(
         world=world,
-        rivals=tuple(worlds),
+        rivals=tuple(rivals),
         overhead=intercepts,
         latency_is_known=fitted_latencies is not None,
         samples=np.maximum(1.0, np.round(samples)),

@@ -245,7 +245,8 @@ def read_goal(
         limits: values of ``--budget``, as ``KEY=VALUE``.
 
     Returns:
-        The goal and the limits by cost; None for each that the options do not set.
+        The goal and the limits by cost; None for each that the options do not set. If there are
+        limits, the goal is ``budget``.
 
     Raises:
         ScenarioError: an option is wrong, or the two contradict each other.

@@ -70,13 +70,13 @@ class Comparison:
         if lines.budget:
             self._measures.append(measures.WITHIN)
         computed: dict[Path, measures.Values] = {} if cache is None else cache
-        for line in lines.lines:
-            for run in line.runs:
-                if not computed.get(run.path):
-                    computed[run.path] = measures.measure(run, all_targets, ledger, lines.budget)
-        missing: measures.Values = dict.fromkeys(metric.name for metric in metrics)
+        for run in chain.from_iterable(line.runs for line in lines.lines):
+            if not computed.get(run.path):
+                computed[run.path] = measures.measure(run, all_targets, ledger, lines.budget)
+        # a run may lack a metric that another run has
+        no_metrics: measures.Values = dict.fromkeys(metric.name for metric in metrics)
         self._figures: list[list[measures.Values]] = [
-            [missing | computed[run.path] for run in line.runs] for line in lines.lines
+            [no_metrics | computed[run.path] for run in line.runs] for line in lines.lines
         ]
         all_figures = chain.from_iterable(self._figures)
         self._has_accuracy = any(values[measures.BEST.name] is not None for values in all_figures)
@@ -407,7 +407,7 @@ class Comparison:
         )
 
     def _topic(self, measure: measures.Measure) -> str:
-        """Return the topic, such as ``cost`` or ``to target``, under which tables show a measure."""
+        """Return the topic, such as ``cost``, under which tables show a measure."""
         if measure.topic == "accuracy" and not self._has_accuracy:
             return "tests"
         return measure.topic
