@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
+from fedsim.common.arrays import Ints
 from fedsim.common.stop import StopSpec
 from fedsim.common.tensor_files import StoredTensor
 from fedsim.lab.audit.evidence import Evidence, TomlTable
@@ -60,6 +61,26 @@ def check_devices(evidence: Evidence) -> Iterator[str]:
                 f"{len(recorded)} of the {population}"
             )
     yield from report("row {row} is device {device}", devices, devices["device"] != device_ids)
+    yield from _check_selections(evidence, device_ids)
+    of_devices = events["kind"].isin(("arrival", "departure", "shift"))
+    text = "record {row} ({kind}) is of no device"
+    yield from report(text, events, of_devices & (events["device"] == NOTHING))
+    # A server may ask a device without knowing that it has left: that task ends at once.
+    has_left = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
+    work = events[(ends | starts) & (events["device"] != NOTHING) & ~has_left]
+    yield from _check_lifetimes(evidence, work)
+
+
+def _check_selections(evidence: Evidence, device_ids: Ints) -> Iterator[str]:
+    """Yield a finding for each device that was selected more or less often than its row states.
+
+    Args:
+        evidence: the run folder.
+        device_ids: ID of the device of each row in the table of devices; int64 [rows].
+    """
+    events = evidence.events
+    devices = evidence.devices
+    starts = events["kind"] == "task-start"
     of_rounds = starts & (events["round"] != NOTHING) & ~evidence.is_continuation
     rows = evidence.row_of(events["device"][of_rounds])
     selections = np.bincount(rows[rows >= 0], minlength=len(devices))
@@ -69,13 +90,6 @@ def check_devices(evidence: Evidence) -> Iterator[str]:
     wrong = (unrecorded < 0) | (unrecorded > most_unrecorded)
     text = "device {id} was selected {selected} times, the records say {selections}"
     yield from report(text, devices.assign(id=device_ids, selections=selections), wrong)
-    of_devices = events["kind"].isin(("arrival", "departure", "shift"))
-    text = "record {row} ({kind}) is of no device"
-    yield from report(text, events, of_devices & (events["device"] == NOTHING))
-    # A server may ask a device without knowing that it has left: that task ends at once.
-    has_left = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
-    work = events[(ends | starts) & (events["device"] != NOTHING) & ~has_left]
-    yield from _check_lifetimes(evidence, work)
 
 
 def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """Checks that the network can have carried the messages.
 
-The folder has the begin and the end of each message, but not its rate in between. So the check is
-whether any distribution of its rate lets each link carry its messages (``capacity``). Both each
-device's own link and the links that devices share are checked. The scenario defines which links of
-a network are shared; a run whose network is a file writes links and routes into the folder.
+The folder has the begin and the end of each message, but not its rate in between. So the check asks
+whether a link can share its rate among its messages in any way that carries them all in time
+(``capacity``). Both each device's own link and the links that devices share are checked. The
+scenario defines which links of a network are shared; a run whose network is a file writes links and
+routes into the folder.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Estimates of devices and links from a log, robust against a few outliers."""
+"""Estimates of clients' speeds and links from the log of a deployment, robust against outliers."""
 
 import math
 from itertools import permutations, product

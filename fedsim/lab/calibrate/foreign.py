@@ -9,8 +9,8 @@ duration. It trains in between.
 
 A client of APPFL logs each epoch at its end, with its duration, and the server logs the arrival of
 each update. An upload begins when the training has ended. If the server waits for all clients, the
-next download begins when it has the last update of the round; otherwise, when it has this client's
-update. The download ends when the next training begins.
+next download begins when the last update of the round has arrived; otherwise, it begins when this
+client's update has arrived. The download ends when the next training begins.
 """
 
 import re

@@ -17,7 +17,7 @@ Rows have any order. A task is a client's download, training and upload, in sequ
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, cast
@@ -180,20 +180,36 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
             f"{unended} of {counted(len(tasks), 'task')} did not come to the end of an upload; no "
             "deadline or loss is fitted"
         )
-    online = rows[(rows["what"] == "on") & rows["client"].isin(tasks_by_client)]
-    online = online.sort_values("start", kind="stable")
-    online_clients = online["client"].map(client_indices)
-    online_starts = online["start"] - first_start
-    online_ends = online["end"] - first_start
     spans_of_tasks = _find_round_spans(tasks)
     return Log(
         clients=tuple(tasks_by_client),
         tasks=tasks,
         rounds=_read_rounds(rows, first_start, spans_of_tasks),
         synchronous=_is_synchronous(spans_of_tasks),
-        on=tuple(zip(online_clients, online_starts, online_ends, strict=True)),
+        on=_read_online_phases(rows, client_indices, first_start),
         notes=tuple(notes),
     )
+
+
+def _read_online_phases(
+    rows: pd.DataFrame, client_indices: Mapping[str, int], first_start: float
+) -> tuple[tuple[int, float, float], ...]:
+    """Return the intervals in which clients are online by the log, sorted by their start.
+
+    Args:
+        rows: the log's rows.
+        client_indices: index of each client by its name. Rows of other clients are not used.
+        first_start: time in the log that becomes 0 s.
+
+    Returns:
+        Index of the client, start and end (s) of each interval; empty if the log has none.
+    """
+    online = rows[(rows["what"] == "on") & rows["client"].isin(client_indices)]
+    online = online.sort_values("start", kind="stable")
+    clients = online["client"].map(client_indices)
+    starts = online["start"] - first_start
+    ends = online["end"] - first_start
+    return tuple(zip(clients, starts, ends, strict=True))
 
 
 def _tasks_by_client(

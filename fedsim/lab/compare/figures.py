@@ -45,14 +45,15 @@ class Reading(Spec):
 
     Attributes:
         title: the figure's name, with its unit.
-        take: how the figure is computed. From the values of ``column``: ``max``, ``mean``,
-            ``median``, ``variance``, ``last``, the share of ``zeros``, the value ``after``
-            ``rounds`` rounds, or the ``variance around a line``, which suits values that still
-            climb. From ``target``: the ``rounds to`` it, the ``time to`` it (s), or whether it was
-            ``missed`` (1 or 0); if it was missed, all rounds or the whole time of the run. From
-            events of the kind ``event``: their ``count``, the count of whole ``rounds before`` an
-            event (all rounds if there is none), or the last value of ``column`` ``before`` the
-            first event.
+        take: how the figure is computed. From all values of ``column``: their ``max``, ``mean``,
+            ``median`` or ``variance``, the ``last`` value, the share of ``zeros``, the value
+            ``after`` so many ``rounds``, or the ``variance around a line``, which suits values that
+            still climb. From the first value that reaches ``target``: the count of ``rounds to``
+            this value, or the ``time to`` it (s). If no value reaches the target, these are all
+            rounds, or the whole time, of the run; ``missed`` is 1 then, and 0 otherwise. From
+            records of the kind ``event``: their ``count``, the count of whole ``rounds before`` one
+            of them (all rounds if there is none), or the last value of ``column`` ``before`` the
+            first one.
         column: column of ``rounds.parquet``.
         scale: factor of the values, such as 100 for %.
         first, last: count of first or last values to use; ``last`` uses at most half of all

@@ -1,16 +1,16 @@
 """Decide which variant is the best while seeds are added, with a bound on the risk of error.
 
 A line is a variant with a run for each seed. All lines run in the same worlds, so two lines are
-compared by their differences seed by seed.
-Each pair of lines has a confidence sequence: intervals for the mean difference that all hold
-together, whenever one looks, with unequal and unknown variances. A line is worse if an interval
-shows another line to be better. The lines that are left tie if one of them, the leader, is surely
-no more than an indifference zone worse than any other.
+compared by their differences seed by seed. Each pair of lines has a confidence sequence: intervals
+for the mean difference that all hold together, after any count of seeds, with unequal and unknown
+variances. A line is worse, and is dropped, if an interval shows another line to be better. The
+lines that are left tie if one of them, the leader, is surely worse than any other by no more than
+an indifference zone.
 
-The true best line is in ``k - 1`` pairs, each with the error ``error / (k - 1)``. So with a
-probability of at least ``1 - error`` it is never dropped, and a leader is never worse than it by
-more than the zone, whatever the gaps are and whenever the seeds end. Differences are taken to be
-normal.
+Of ``k`` lines, the true best one is in ``k - 1`` pairs, each with the error ``error / (k - 1)``. So
+with a probability of at least ``1 - error`` the true best line is never dropped, and the leader is
+never worse than this line by more than the zone, whatever the gaps are and whenever the seeds end.
+Differences are taken to be normal.
 
 Source: H. Wang and A. Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means
 with unknown variance", Sequential Analysis 44 (2025), arXiv 2310.03722: the scale-invariant

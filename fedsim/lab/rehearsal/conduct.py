@@ -1,4 +1,4 @@
-"""Conduct of a rehearsal: SuperLink, SuperNodes and the app's run, as processes on this machine."""
+"""Run a scenario's Flower app for real on this machine, with a SuperLink and SuperNodes."""
 
 import math
 import os
