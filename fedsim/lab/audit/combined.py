@@ -41,7 +41,7 @@ class _Aggregate(NamedTuple):
 
     @property
     def draw_counts(self) -> Floats:
-        """How often each update's client was drawn, 1 if not recorded; float64 [updates]."""
+        """Number of times that each update's client was drawn, 1 if not recorded; float64 [updates]."""
         return np.array(self.draws or np.ones(len(self.tasks)), dtype=np.float64)
 
 
