@@ -41,7 +41,7 @@ class _Aggregate(NamedTuple):
 
     @property
     def draw_counts(self) -> Floats:
-        """Number of times that each update's client was drawn, 1 if not recorded; float64 [updates]."""
+        """Number of draws of each update's client, 1 if not recorded; float64 [updates]."""
         return np.array(self.draws or np.ones(len(self.tasks)), dtype=np.float64)
 
 

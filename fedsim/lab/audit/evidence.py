@@ -210,9 +210,10 @@ class Evidence:
 
     @property
     def core_s(self) -> "pd.Series[float]":
-        """Core time (s) that each computation got on the host that its device shares with others.
+        """Core time (s) that each computation got on its host: cores times seconds.
 
-        It is stated by the record that ends the computation, and NaN if the device shares no host.
+        A host is a machine that several devices share. The record that ends a computation states
+        the core time; it is NaN if the device shares no host. The index is the row of this record.
         """
         return self.data_of("step-end of train or evaluate or compute")["core_s"]
 

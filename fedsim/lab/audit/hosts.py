@@ -18,8 +18,8 @@ _COMPUTING_STEPS = ("train", "evaluate", "compute")
 def check_core_shares(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each computation that did not get an even share of its host's cores.
 
-    A host is a machine that several devices share. Its throughput, which the scenario gives by
-    count of computations at a time, is divided evenly among them.
+    A host is a machine that several devices share. The scenario gives its throughput (in cores) by
+    the count of computations at a time; these computations share the throughput evenly.
     """
     host = evidence.run.scenario["population"].get("host")
     if host is None:

@@ -336,10 +336,10 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
 
 
 def check_network_file(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each latency or link of the network file that contradicts the scenario.
+    """Yield a finding for each latency or link in ``network.json`` that contradicts the scenario.
 
-    Only networks of the kind ``tree`` whose run wrote a network file are checked. The count of
-    cells is compared, too.
+    Some runs write this file, which has the links and routes of their network. Only networks of the
+    kind ``tree`` are checked. The count of cells is compared, too.
     """
     network = evidence.run.scenario["network"]
     layout = evidence.network

@@ -36,8 +36,9 @@ _DEFAULT_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
 def check_peers(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device or all-reduce that sent its models to wrong devices.
 
-    The scenario's topology, random draws or collective operation determine the receivers in each
-    round. A device that sends to one of its receivers has to send to all. Only strategies whose
+    The scenario's topology, random draws from its seed, or its kind of all-reduce (averaging by all
+    devices) determine the receivers in each round. A device that sends to one of its receivers has
+    to send to all. The messages of an all-reduce also need the right size. Only strategies whose
     devices send to each other are checked.
     """
     strategy = evidence.run.scenario["strategy"]

@@ -204,9 +204,9 @@ def has_trace(section: object) -> bool:
 def check_trace_offsets(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each link that does not begin at the expected position of its trace.
 
-    A trace gives a link's rate over time; the position is drawn from the seed, or is 0. Links have
-    to follow traces exactly if they do in the scenario, and the mean of a trace has to be the rate
-    of its device's link in the table of devices.
+    A trace gives a link's rate over time; the position is drawn from the seed, or is 0. It is also
+    a finding if other links follow traces than in the scenario, or if the mean of a trace is not
+    the rate of its device's link in the table of devices.
     """
     network = evidence.run.scenario["network"]
     sections = _traced_sections(network)

@@ -89,9 +89,9 @@ def check_durations(evidence: Evidence) -> Iterator[str]:
 
     The expected duration of an epoch is the count of samples over the device's speed, times a
     random factor (jitter) that is drawn at the epoch's begin. If devices have slow phases, a
-    training may take longer, up to the factor of these phases. If the scenario computes speeds from
-    the model, or the strategy's epochs are longer, all durations are compared up to a common
-    factor.
+    training may take longer, up to the factor of these phases. If speeds follow from the model's
+    operations, or the strategy's epochs are longer than a pass, all durations differ from the
+    expected ones by a common factor, for which the median of their ratios is taken.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
