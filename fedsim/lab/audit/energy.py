@@ -111,7 +111,7 @@ def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
 def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
     """Yield a finding for each row of ``devices.parquet`` whose joules are a wrong sum.
 
-    They have to be the sum over the device's phases (such as ``send``), which are taken from
+    The joules have to be the sum of the device's joules by phase (such as ``send``) in
     ``energy.parquet``.
     """
     expected = account.table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
@@ -168,11 +168,21 @@ def check_batteries(evidence: Evidence) -> Iterator[str]:
         "the battery of device {device} holds {level!r} J at {time!r} s, its books {expected!r} J"
     )
     yield from report(text, records, ~(np.abs(records["level"] - records["expected"]) <= slack))
-    if evidence.run.summary["status"] == "failed":  # unfinished work has no record of its end
-        return
+    if evidence.run.summary["status"] != "failed":  # unfinished work has no record of its end
+        yield from _check_energy_of_tasks(account, records.assign(slack=slack))
+
+
+def _check_energy_of_tasks(account: "_Account", records: pd.DataFrame) -> Iterator[str]:
+    """Yield a finding for each battery that gave more or less energy to tasks than these took.
+
+    Args:
+        account: the energy of the run, computed from its records.
+        records: the records of batteries, with the energy given to tasks so far as ``drawn`` and
+            the tolerance ``slack`` (J).
+    """
     phases_of_tasks = list(PHASES[1:])  # all except "idle"
     task_joules = account.device_joules[phases_of_tasks].sum(axis=1) - account.tails_after_end()
-    last = records.assign(slack=slack).drop_duplicates("device", keep="last").sort_values("device")
+    last = records.drop_duplicates("device", keep="last").sort_values("device")
     last["expected"] = task_joules.reindex(last["device"]).to_numpy()
     text = "the battery of device {device} gave {drawn!r} J to tasks, they took {expected!r} J"
     yield from report(text, last, ~(np.abs(last["drawn"] - last["expected"]) <= last["slack"]))

@@ -76,8 +76,9 @@ def check_availability(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device that came or went at times other than those drawn.
 
     Only the kind ``renewal`` is checked, in which a device alternates between random online and off
-    phases. Scenarios with arrivals, departures or batteries are skipped, because these cut phases
-    short.
+    phases, and of large tables only the first rows. Scenarios with arrivals, departures or
+    batteries are skipped, because these cut phases short. So are scenarios with devices that never
+    take part.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]

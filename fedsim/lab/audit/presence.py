@@ -132,7 +132,7 @@ def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints
 
 
 def _is_switched_off(evidence: Evidence) -> Flags:
-    """Mask of the records whose device is switched off then, or in that instant."""
+    """Mask of the records whose device is off at this time, or was switched off in this instant."""
     events = evidence.events
     device = events["device"]
     switches_off = (events["kind"] == "switch-off").to_numpy()
