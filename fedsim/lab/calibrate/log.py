@@ -499,7 +499,7 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete_kinds: list[str]
         if row.what == "train":
             _check_overlap(client, last_training, row)
             last_training = row
-        if last_step is None or row.order <= last_step.order:
+        if last_step is None or row.order <= last_step.order:  # the row begins another task
             latest_round = next(reversed(last_task_of_round), row.round)
             if row.round < latest_round:
                 raise DataError(

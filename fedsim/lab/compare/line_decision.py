@@ -13,7 +13,6 @@ from fedsim.lab.compare.lines import ComparedLine, some_names
 from fedsim.lab.compare.measures import Measure
 from fedsim.lab.compare.sure import Decision, decide
 from fedsim.lab.reading.study_folder import IndexedSure
-from fedsim.records.reading import RunFolder
 
 _USUAL_TOLERANCE = 0.05  # share of a cost
 _USUAL_STEP = 0.01  # difference of accuracies and metrics
@@ -138,30 +137,50 @@ def decide_line(
     tolerance = rule.within
     if tolerance is None:
         tolerance = _USUAL_TOLERANCE if measure.is_cost else _USUAL_STEP
-    costs: dict[int, list[float | None]] = {}
-    folders: dict[RunFolder, None] = {}
-    for line_index in names:
-        folders.update(dict.fromkeys(lines[line_index].runs))
-        comparable_values = []
-        for seed in lines[line_index].seeds_in_order:
-            value = values[line_index].get(seed)
-            comparable_values.append(None if value is None else _comparable(value, measure))
-        costs[line_index] = comparable_values
-    all_values = chain.from_iterable(by_seed.values() for by_seed in values.values())
-    if measure.is_cost and min(all_values, default=1.0) <= 0:
-        costs = {}  # a cost of 0 has no ratio to others
     comparable_tolerance = math.log1p(tolerance) if measure.is_cost else tolerance
-    most_seeds = max((len(comparable_values) for comparable_values in costs.values()), default=0)
+    costs = _comparable_costs(measure, {index: lines[index] for index in names}, values)
+    most_seeds = max(map(len, costs.values()), default=0)
+    # lines may have runs in common, which count once
+    runs = dict.fromkeys(chain.from_iterable(lines[line_index].runs for line_index in names))
     return LineDecision(
         decide(costs, within=comparable_tolerance, error=rule.error),
         rule=rule,
         measure=measure,
         tolerance=tolerance,
         names=names,
-        runs=len(folders),
-        real_s=math.fsum(run.summary.get("wall_s", 0.0) for run in folders),
+        runs=len(runs),
+        real_s=math.fsum(run.summary.get("wall_s", 0.0) for run in runs),
         plan=most_seeds * len(names),
     )
+
+
+def _comparable_costs(
+    measure: Measure,
+    lines: Mapping[int, ComparedLine],
+    values: Mapping[int, Mapping[int, float]],
+) -> dict[int, list[float | None]]:
+    """Return the values of each line as numbers of which less is better, in the order of its seeds.
+
+    Args:
+        measure: the measure.
+        lines: the compared lines, by index.
+        values: values of the measure by index of the line and seed.
+
+    Returns:
+        Dict from index of a line to its numbers; None for a run without a value. The dict is empty
+        if a cost is 0, because costs are compared by their ratios.
+    """
+    all_values = chain.from_iterable(by_seed.values() for by_seed in values.values())
+    if measure.is_cost and min(all_values, default=1.0) <= 0:
+        return {}
+    costs: dict[int, list[float | None]] = {}
+    for line_index, line in lines.items():
+        values_by_seed = values[line_index]
+        costs[line_index] = []
+        for seed in line.seeds_in_order:
+            value = values_by_seed.get(seed)
+            costs[line_index].append(None if value is None else _comparable(value, measure))
+    return costs
 
 
 def _comparable(value: float, measure: Measure) -> float:

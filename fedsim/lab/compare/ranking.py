@@ -337,8 +337,9 @@ class Ranking:
     def is_named(self) -> bool:
         """Whether a sentence names one line (variant or run) as the best.
 
-        No other line may tie with this line, and all lines must be comparable with it. If seeds
-        were added until a decision (``--until-sure``), the decision alone counts.
+        True if no other line ties with this line, and all lines can be compared with it. If seeds
+        were added until a decision (``--until-sure``), only the decision counts: true if it names
+        a line, or if no other line may still be the best.
         """
         if self.decision is not None:
             return not self.ties or self.is_sure
@@ -376,12 +377,14 @@ class Ranking:
             text = "does as well on average"
         if estimate.pairs < 2:
             return text
-        sign = 1 if measure.best == "least" else -1
-        worse_count = 0
-        for seed in line.values.keys() & first.values.keys():
-            worse_count += sign * line.values[seed] > sign * first.values[seed]
         interval = f"95 % interval {low} to {high}"
+        worse_count = self._count_worse_seeds(line, first)
         return f"{text} ({interval}; worse in {worse_count} of {estimate.pairs} seeds)"
+
+    def _count_worse_seeds(self, line: RankedLine, first: RankedLine) -> int:
+        sign = 1 if self.measure.best == "least" else -1
+        shared_seeds = line.values.keys() & first.values.keys()
+        return sum(sign * line.values[seed] > sign * first.values[seed] for seed in shared_seeds)
 
 
 def _format_ratio_ends(estimate: Estimate) -> tuple[str, str]:
