@@ -63,7 +63,8 @@ class Run:
     Args:
         scenario: the validated scenario.
         simulation: the clock.
-        learner: replaces the scenario's learning; None to keep it.
+        learner: class of the object that trains and tests models, instead of the scenario's; None
+            to train and test as the scenario says.
 
     Raises:
         ScenarioError, DataError: the run cannot be built.
@@ -101,7 +102,7 @@ class Run:
     # stages of building, in the order of the constructor
 
     def _choose_malicious(self) -> None:
-        """Choose the devices that attack, and turn their labels around if the attack does so."""
+        """Choose the devices that attack; if the attack flips labels, mark their data for it."""
         scenario = self.scenario
         self._malicious: Collection[int] = []
         self._attack: Attack | None = None
@@ -125,17 +126,23 @@ class Run:
         self._past_spans: Spans = self._world.availability.spans
 
     def _relative_cost(self, by: CutBy, size: float) -> float:
-        """Return the FLOPs of a sample in a smaller model, as a fraction of the whole model's FLOPs.
+        """Return the FLOPs of a sample in a smaller model, divided by those in the whole model.
 
         Args:
-            by: the way in which the whole model is cut: ``width``, ``rank`` or ``adapters``.
-            size: share of channels (0..1) for ``width``, rank of the adapters for ``rank``, or 1.
+            by: the way in which the smaller model is cut out of the whole one: ``width``, ``rank``
+                or ``adapters``.
+            size: share of channels (0..1) for ``width``, rank of the adapters for ``rank``, and 1
+                for ``adapters``.
         """
         smaller = self.scenario.model.cut(by, size)
         return smaller.flops(*self._shape_and_classes) / self.learner.flops_per_sample
 
     def _build_meters(self) -> None:
-        """Build the meters, and check that no two columns of a table have one name."""
+        """Build the meters, such as the meter of energy, and check their columns' names.
+
+        A meter counts a quantity, and adds columns to the tables of rounds and of devices. Two
+        columns of a table must not have the same name.
+        """
         scenario = self.scenario
         context = MeterContext(
             scenario.population.devices,
@@ -196,7 +203,10 @@ class Run:
         )
 
     def _build_messages(self) -> None:
-        """Build the codecs, ``Dispatch`` (server) and ``ClientSide`` (devices), which exchange messages."""
+        """Build the parts that exchange messages: codecs, ``Dispatch`` and ``ClientSide``.
+
+        ``Dispatch`` sends and receives for the server, ``ClientSide`` for the devices.
+        """
         scenario = self.scenario
         down = DirectionCodec(scenario.messages.down, self.learner)
         up = DirectionCodec(scenario.messages.up, self.learner)
@@ -263,7 +273,10 @@ class Run:
         self.dispatch.connect(self.tasks, self.messages, self.strategy, self.client_halves)
 
     def _build_changes(self) -> None:
-        """Build the changes during the run: arrivals, departures, data shifts, and world processes."""
+        """Build the changes during the run: arrivals, departures, data shifts, and world processes.
+
+        World processes are events such as outages.
+        """
         scenario = self.scenario
         dispatch = self.dispatch
         self.lifetimes = self._world.build_lifetimes(
@@ -280,7 +293,11 @@ class Run:
         )
 
     def _check(self) -> None:
-        """Raise ``ScenarioError`` if parameters of the strategy do not fit data or network."""
+        """Raise ``ScenarioError`` if parameters of the strategy do not fit data or network.
+
+        The strategy checks its parameters against the largest count of samples of a device, and
+        against the shortest time in which a device downloads a model.
+        """
         self.scenario.strategy.check_samples(int(self.samples[: self.population.trainable].max()))
         self.scenario.strategy.check_deadline(self._fastest_download_s())
 
@@ -325,7 +342,7 @@ class Run:
         )
 
     def _make_run_info(self, capacity: Capacity) -> RunInfo:
-        """Return the properties of the run that the strategy's code may read."""
+        """Return properties of the run, such as the count of devices, for the strategy's code."""
         scenario = self.scenario
         lora: LoRA | None = getattr(scenario.model, "lora", None)
         return RunInfo(
@@ -379,9 +396,10 @@ class Run:
     def stop_at(self, number: int, when: float) -> None:
         """Set an alarm that ends the run at a simulated time.
 
+        It is called at the start of a run with an end time, and when such a run is resumed.
+
         Args:
-            number: number in the alarm's name, which distinguishes it from other alarms of this
-                kind.
+            number: number that follows ``stop`` in the alarm's name.
             when: simulated time of the end (s).
         """
         self.simulation.wake(("stop", number), when, lambda: self.simulation.stop("simulated time"))
@@ -396,7 +414,10 @@ class Run:
         return self.lifetimes.present(self.simulation.now)
 
     def truth(self) -> NDArray[np.int64] | None:
-        """Return the true group of each device's present data, int64 [devices]; None if unknown."""
+        """Return the true group of each device, int64 [devices]; None if unknown.
+
+        Devices with similar data are in one true group. A data shift may change a device's group.
+        """
         return None if self.data is None else self.data.truth
 
     def _label_counts(self, device: int, version: int | None) -> NDArray[np.int64]:
@@ -452,7 +473,10 @@ class Run:
 
     @property
     def estimates(self) -> str:
-        """Text that names the properties of the devices' hardware whose values are only estimates."""
+        """Warning that names the hardware properties whose values are only estimates.
+
+        It is empty if there are none.
+        """
         energy = self.scenario.energy
         estimates_links = not self.scenario.network.has_device_rates
         estimates_energy = energy is not None and energy.preset is None
@@ -462,7 +486,8 @@ class Run:
     def at_once(self) -> int:
         """Largest count of devices that can have a task at once.
 
-        It is the strategy's cohort size or ``concurrency``, or else the count of trainable devices.
+        It is the strategy's cohort size or ``concurrency``, but at most the count of devices that
+        may train. It is this count if the strategy has neither.
         """
         params = self.scenario.strategy
         devices = self.scenario.population.trainable
@@ -472,7 +497,11 @@ class Run:
 
     @property
     def rules(self) -> list[str]:
-        """Describe each formula of this run that was fitted to measurements: its range and error."""
+        """Texts on the formulas of this run that were fitted to measurements: range and error.
+
+        A formula gives, for example, the time of a training on a kind of device. ``fedsim check``
+        prints these texts.
+        """
         network = self.scenario.network
         lines = [*network.rules(), *network.protocol.rules()]
         if self.population.rooflines is not None:
@@ -494,7 +523,7 @@ class Run:
 
     @property
     def lists_all_devices(self) -> bool:
-        """Whether ``devices.parquet`` has all devices, not only the devices that were sent a task."""
+        """Whether ``devices.parquet`` has all devices, or only devices that were sent a task."""
         return self.scenario.population.devices <= columns.MANY
 
     def _devices_with(self, most: int) -> NDArray[np.int64]:
@@ -520,7 +549,7 @@ class Run:
         return changes(self._past_spans, self._devices_with(_MOST_RECORDED), end, _MOST_CHANGES)
 
     def _fastest_download_s(self) -> float:
-        """Return the shortest time (s) in which a device, alone in the network, downloads a model."""
+        """Return the shortest time (s) in which any device, alone in the network, gets a model."""
         near = self.scenario.strategy.traits.at_edges
         size = self.dispatch.envelopes.down.model_bytes + self.learner.base_bytes
         fastest_s = math.inf
@@ -538,10 +567,11 @@ def assemble(
     Args:
         scenario: the scenario.
         simulation: an empty simulation.
-        learner: replaces the scenario's learning; None to keep it.
+        learner: class of the object that trains and tests models, instead of the scenario's; None
+            to train and test as the scenario says.
 
     Returns:
-        The run.
+        The run, which ``simulation.run()`` executes.
 
     Raises:
         ScenarioError, DataError: the scenario cannot be built.

@@ -54,7 +54,11 @@ def conflicts(scenario: Sections) -> Iterator[str]:
 
 
 def _check_learning(scenario: Sections) -> Iterator[str]:
-    """Yield a message for each section on learning that has no effect with this strategy."""
+    """Yield a message for each key on learning that has no effect in this scenario.
+
+    These are sections that a strategy with its own training code does not use, and sample counts
+    (``population.samples``) of devices that have data.
+    """
     strategy = scenario.strategy
     if strategy.traits.brings_learning:
         for section in SECTIONS_OF_LEARNING:
@@ -146,7 +150,7 @@ def _check_serverless(scenario: Sections) -> Iterator[str]:
 
 
 def _check_world(scenario: Sections) -> Iterator[str]:
-    """Yield a message for each conflict between keys of devices, links, batteries and checkpoints."""
+    """Yield a message for each conflict between keys on devices, links, batteries, checkpoints."""
     population = scenario.population
     if scenario.drift is not None and population.samples is not None:
         yield (
@@ -215,7 +219,10 @@ def _check_messages(scenario: Sections) -> Iterator[str]:
 
 
 def _check_objective(scenario: Sections) -> Iterator[str]:
-    """Yield a message for each key that needs a metric that the objective does not measure."""
+    """Yield a message for each key that the objective makes impossible.
+
+    Most of these keys need a metric that the objective does not measure.
+    """
     objective = scenario.objective
     metrics = ["loss", *(metric.name for metric in scenario.figures)]
     kind = f"objective.kind = {objective.kind!r}"
@@ -258,7 +265,11 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
 
 
 def _check_progress(scenario: Sections) -> Iterator[str]:
-    """Yield a message for each key that compares tests, if nothing uses it or no model is tested."""
+    """Yield a message for each useless key on the comparison of tests of the model.
+
+    Only ``stop.patience`` and ``evaluation.keep_best`` compare tests. Without both, keys such as
+    ``stop.min_delta`` have no effect. With ``learning = "off"`` there are no tests to compare.
+    """
     stop = scenario.stop
     comparing_key = None
     if stop.patience is not None:
@@ -280,9 +291,10 @@ def _check_progress(scenario: Sections) -> Iterator[str]:
 
 
 def _check_tested_only(scenario: Sections) -> Iterator[str]:
-    """Yield a message if ``population.tested_only`` is given, and its devices cannot be tested.
+    """Yield a message if devices that are tested and never train cannot be tested.
 
-    These devices never train, so they need a model that other devices have trained.
+    ``population.tested_only`` is the count of these devices. They need a model that other devices
+    have trained.
     """
     population = scenario.population
     strategy = scenario.strategy
@@ -309,7 +321,7 @@ def _check_tested_only(scenario: Sections) -> Iterator[str]:
 
 
 def _check_training(scenario: Sections) -> Iterator[str]:
-    """Yield a message if the strategy cannot use the model or the trainer."""
+    """Yield a message for each key of ``[model]`` or ``[training]`` that cannot be used here."""
     strategy = scenario.strategy
     training = scenario.training
     learns = scenario.learning == "on"
@@ -356,7 +368,10 @@ def _kind_of(aggregation: Aggregation | None) -> str | None:
 
 
 def _obstacles_to_state(scenario: Sections) -> Iterator[str]:
-    """Yield each setting with which devices cannot send a trainer's state, as part of a sentence."""
+    """Yield each setting with which devices cannot send the state of their trainer, as a clause.
+
+    An example is "malicious is given".
+    """
     strategy = scenario.strategy
     training = scenario.training
     messages = scenario.messages

@@ -33,6 +33,13 @@ class Drift:
     """Part of a run that changes devices' data at the rounds or times given by ``[drift]``.
 
     With equal seeds, the random draws are the same for all strategies.
+
+    Args:
+        spec: the section ``[drift]``.
+        data: the data of all devices.
+        dispatch: the server's side of the run, which passes notifications to the strategy.
+        present: returns which devices have arrived and not left, bool [devices]; None if all are
+            always present.
     """
 
     def __init__(
@@ -65,10 +72,10 @@ class Drift:
                 self._shift()
 
     def _schedule_shift(self, index: int) -> None:
-        """Set the alarm of a shift at a time; no effect if ``[drift]`` has no such time.
+        """Set the alarm of the shift at the ``index``-th time that ``[drift]`` gives, if any.
 
         Args:
-            index: index of the time in the list of times, from 0.
+            index: index of the time, from 0. Nothing is done if there are fewer times.
         """
         when = self._spec.at.time(index)
         if when is not None:
@@ -82,7 +89,7 @@ class Drift:
         self._schedule_shift(index + 1)
 
     def _shift(self) -> None:
-        """Shift the data of some devices now, record it, and notify the strategy of each device."""
+        """Change the data of some devices now; record the changes, and notify the strategy."""
         dispatch = self._dispatch
         occasion = len(self._past_candidates)
         candidates = self._candidates()

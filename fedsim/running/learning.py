@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class LearningBuilder:
     """Builder of a run's data, of each device's sample count, and of the learner.
 
+    The learner is the object that trains and tests the run's models.
+
     Args:
         scenario: the scenario.
         simulation: the clock.
@@ -120,7 +122,13 @@ class LearningBuilder:
         return learner
 
     def _make_learner(self, replacement: type[Learner] | None) -> Learner:
-        """Make the replacement, or a learner with weights (``learning = "on"``) or without."""
+        """Make the learner: a replacement, or one that computes weights if ``learning`` is on.
+
+        With ``learning = "off"`` the learner computes no weights; models have only a size.
+
+        Args:
+            replacement: class to use in place of the usual one; None for the usual one.
+        """
         scenario = self._scenario
         if replacement is not None:
             return replacement(scenario.model, *self.shape_and_classes)
@@ -140,7 +148,7 @@ class LearningBuilder:
         )
 
     def _state_bytes(self, learner: Learner) -> float:
-        """Return the size (bytes) of the state of the trainer, such as momentum, when it is sent."""
+        """Return the size (bytes) of a trainer's state, such as momentum, in a message."""
         shapes = {tensor.name: tensor.shape for tensor in self.tensors() if not tensor.is_buffer}
         if not shapes:
             shapes = {"": (int(learner.parameters),)}

@@ -24,7 +24,7 @@ Models = dict[str, dict[str, AnyTensor]]
 
 
 class _ModelReader:
-    """Reads single tensors of computed models; only the model read last is in memory.
+    """Reader of single tensors of computed models; only the model read last is in memory.
 
     Args:
         learner: splits the weights of a model into tensors.
@@ -77,7 +77,7 @@ async def last_models(run: "Run") -> Models:
         run: the run.
 
     Returns:
-        Name of a file -> its tensors by name, which may be on disk.
+        Name of a file -> its tensors by name. Their values may be on disk until they are written.
     """
     files: Models = {name: dict(tensors) for name, tensors in run.strategy.tensors().items()}
     if run.learner.learns:
@@ -87,13 +87,15 @@ async def last_models(run: "Run") -> Models:
 
 
 async def best_models(run: "Run") -> Models:
-    """Return the models of the best test; empty unless ``evaluation.keep_best`` is true.
+    """Return the models that the run's best test has tested, to be written to files.
+
+    The test with the best value of ``stop.monitor`` (such as the accuracy) is the best.
 
     Args:
         run: the run.
 
     Returns:
-        Name of a file -> its tensors by name.
+        Name of a file -> its tensors by name; empty unless ``evaluation.keep_best`` is true.
     """
     files: Models = {}
     await _add_models(files, run, run.ending.progress.models)
@@ -101,7 +103,14 @@ async def best_models(run: "Run") -> Models:
 
 
 async def _add_models(files: Models, run: "Run", models: Mapping[str, Ref]) -> None:
-    """Compute models, and add their tensors to ``files``; models ``file/index`` share a file."""
+    """Compute models, and add their tensors to ``files``.
+
+    Args:
+        files: file name -> tensors by name.
+        run: the run.
+        models: the models by name. Models named ``file/index`` share a file, in which their
+            tensors are named ``index/tensor``.
+    """
     learner = run.learner
     reader = _ModelReader(learner)
     for name, model in models.items():
@@ -114,11 +123,11 @@ async def _add_models(files: Models, run: "Run", models: Mapping[str, Ref]) -> N
 
 
 def find_not_finite(models: Models) -> Iterator[str]:
-    """Yield the file names of models with weights that are infinite or NaN.
+    """Yield the names of files with models of which a weight is infinite or NaN.
 
     Args:
-        models: the models by file name. Weights on disk are not read, as each model stores whether
-            it is finite.
+        models: file name -> tensors by name. Weights on disk are not read, as each model stores
+            whether it is finite.
     """
     for name, tensors in models.items():
         if not all(map(_is_finite, tensors.values())):

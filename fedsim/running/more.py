@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Extension(NamedTuple):
-    """Amount by which a finished run is continued (``fedsim run --more``); one of the two is None.
+    """Amount by which a finished run is continued (``fedsim run --more``): rounds or time.
 
     Attributes:
-        rounds: count of additional rounds.
-        seconds: additional simulated time (s).
+        rounds: count of additional rounds; None if the amount is a time.
+        seconds: additional simulated time (s); None if the amount is a count of rounds.
     """
 
     rounds: int | None
@@ -32,13 +32,13 @@ class Extension(NamedTuple):
 
     @classmethod
     def read(cls, value: int | str) -> "Extension":
-        """Parse a count of rounds, or a time such as ``2 h``.
+        """Parse the value of ``--more``: a count of rounds, or a time such as ``2 h``.
 
         Args:
-            value: the count, or text.
+            value: the count as a number or text, or the time as text.
 
         Raises:
-            ScenarioError: the value is neither.
+            ScenarioError: the value is neither a count of at least 1 nor a time above 0.
         """
         text = str(value).strip()
         if text.isascii() and text.isdecimal() and int(text) >= 1:
@@ -54,7 +54,7 @@ class Extension(NamedTuple):
 
     @property
     def _kind(self) -> str:
-        """Kind of the amount, as a word for messages."""
+        """Kind of the amount for messages: ``rounds`` or ``a time``."""
         return "a time" if self.rounds is None else "rounds"
 
     def lengthen(self, scenario: "Scenario") -> "Scenario":
@@ -64,7 +64,8 @@ class Extension(NamedTuple):
             scenario: the scenario of the finished run.
 
         Raises:
-            ScenarioError: the scenario has no end of that kind.
+            ScenarioError: the amount is in rounds and the scenario has no ``stop.rounds``, or it is
+                a time and the scenario has no ``stop.simulated_time``.
         """
         stop = scenario.stop
         changes: dict[str, object] = {}
@@ -81,14 +82,15 @@ class Extension(NamedTuple):
         return scenario.model_copy(update={"stop": stop.model_copy(update=changes)})
 
     def check_folder(self, folder: Path, scenario: "Scenario") -> None:
-        """Check that a folder has a finished run of a scenario, which can be continued.
+        """Check that a folder has a finished run, which can be continued by this amount.
 
         Args:
             folder: the run folder.
-            scenario: the scenario of the run.
+            scenario: the scenario that the run must have.
 
         Raises:
-            RunFolderError: the folder has no such run.
+            RunFolderError: the folder has no finished run of the scenario, or the run was ended by
+                rounds and the amount is a time, or the reverse, or by another limit.
         """
         files.refuse_other_scenario(folder, scenario.to_toml())
         if files.summarised_status(folder) != "done":
@@ -139,13 +141,17 @@ def refuse_former(folder: Path) -> None:
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the newest checkpoint of a finished run that was taken before its end.
+    """Return the newest checkpoint of a finished run that was taken before the run's end.
 
     Args:
         folder: the run folder.
 
+    Returns:
+        The checkpoint's folder.
+
     Raises:
-        CheckpointError: there is no such checkpoint, or the tables' parts have been removed.
+        CheckpointError: there is no such checkpoint, or the run has removed the files with parts of
+            its tables, which a continued run needs.
     """
     # a finished run without checkpoint.last has removed the parts of its tables
     has_parts = any(folder.glob("events.part-*.parquet"))

@@ -2,8 +2,8 @@
 
 A file that extends another, and a variant of a study, are merged into their base key by key; a
 dotted key denotes nested tables. If they change the ``kind`` of a table, the base's other keys of
-this table are dropped. Only in ``strategy`` the keys that the new kind accepts stay, such as
-``deadline``. ``--set`` of a ``kind`` leaves the keys that the new kind accepts in any table.
+this table are dropped. In the table ``strategy``, only the keys that the new kind does not accept
+are dropped. If ``--set`` changes a ``kind``, this holds for every table.
 """
 
 import tomllib
@@ -56,8 +56,8 @@ def at(tables: Any, keys: Sequence[str]) -> Any:
 def _has_value(present: object, new: object) -> bool:
     """Whether a value in a scenario equals the new value of a change.
 
-    A table also equals a new table that has only some of its keys, if their values are equal, and a
-    new text that is its ``kind``.
+    If the value is a table, the new value may also be a table with some of its keys and equal
+    values, or a text that is its ``kind``.
 
     Args:
         present: the value in the scenario.
@@ -76,8 +76,9 @@ def read_toml(path: str | Path, role: str, descendants: Sequence[Path] = ()) -> 
 
     Args:
         path: the file.
-        role: what the file is, in messages, such as ``scenario``.
-        descendants: the files that extend this one.
+        role: word for the file in messages, such as ``scenario``.
+        descendants: the files through whose ``extends`` this one is read; it must not be among
+            them.
 
     Raises:
         ScenarioError: the file cannot be read, is empty, or extends itself.
@@ -116,8 +117,8 @@ def apply_changes(
     """Apply changes (``key.path=value``) to scenarios; the order of the changes does not matter.
 
     Whole tables are set before keys in them, and a ``kind`` before the other keys of its table. If
-    a change alters the ``kind`` of a table, keys that the new kind lacks are dropped. Keys given by
-    a change are never dropped: validation refuses them by name.
+    a change alters the ``kind`` of a table, such as ``strategy``, keys that the new kind does not
+    have are dropped. Keys given by a change are never dropped: the later validation refuses them.
 
     Args:
         scenarios: the tables of each scenario, which are altered.
@@ -177,8 +178,10 @@ def _remove_key(scenarios: Sequence[Tables], change: SetChange) -> None:
 def read_change(text: str) -> SetChange:
     """Parse a change ``key.path=value``.
 
+    The value is read as TOML, or else as plain text. An empty value removes the key.
+
     Raises:
-        ScenarioError: the text has another form.
+        ScenarioError: the text has another form, or the value begins as TOML and is not valid.
     """
     path, equals, value = (part.strip() for part in text.partition("="))
     keys = tuple(key.strip() for key in path.split("."))
@@ -303,11 +306,15 @@ def _add_tables(tables: Tables, new: Tables, prefix: str) -> None:
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tables:
-    """Return a copy of a scenario's tables with changes.
+    """Return a copy of a scenario's tables, into which other tables are merged.
+
+    If ``changes`` alter the ``kind`` of a table, the base's other keys of this table are dropped;
+    in ``strategy`` only the keys that the new kind does not have.
 
     Args:
         base: the tables.
-        changes: dotted key -> new value; a table is merged.
+        changes: top-level key -> new value, or table to merge into the base's table. Keys are not
+            split at dots.
     """
     tables = dict(base)
     for key, value in changes.items():

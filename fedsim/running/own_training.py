@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def check_local_keys(scenario: "Sections") -> Iterator[str]:
-    """Yield a message for each key of ``[population.local]`` that strategy or selection rejects."""
+    """Yield a message for each key of ``[population.local]`` that the strategy does not accept.
+
+    These keys give each device its own epochs, learning rate and so on. The strategy's rule of
+    selection may refuse keys too.
+    """
     local = scenario.population.local
     strategy = scenario.strategy
     if local is None:
@@ -45,11 +49,11 @@ def check_local_keys(scenario: "Sections") -> Iterator[str]:
 
 
 def check_epochs(params: StrategyParams, settings: OwnTraining | None) -> None:
-    """Check that the strategy accepts the epochs of each device.
+    """Check that the strategy accepts the count of local epochs of each device.
 
     Args:
         params: the keys of ``[strategy]``.
-        settings: the local trainings of the devices; None if all devices train alike.
+        settings: the settings of each device's local training; None if all devices train alike.
 
     Raises:
         ScenarioError: the strategy refuses the epochs of a device.
@@ -72,15 +76,15 @@ def check_epochs(params: StrategyParams, settings: OwnTraining | None) -> None:
 
 
 def own_columns(settings: OwnTraining | None, devices: Ints) -> dict[str, Floats]:
-    """Return the columns of ``devices.parquet`` with local trainings; empty if all train alike.
+    """Return the columns of ``devices.parquet`` on each device's own settings of local training.
 
     Args:
-        settings: the local trainings of the devices; None if all devices train alike.
+        settings: the settings of each device's local training; None if all devices train alike.
         devices: IDs of the devices in the table.
 
     Returns:
         Name -> values, float64 [len(devices)]; NaN for a device that uses the value of the section
-        ``[training]`` or ``[strategy]``.
+        ``[training]`` or ``[strategy]``. Empty if all devices train alike.
     """
     if settings is None:
         return {}

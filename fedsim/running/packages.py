@@ -41,7 +41,17 @@ def is_installed(package: str) -> bool:
 
 
 def _find_modules(value: object, key: str) -> Iterator[tuple[str, str]]:
-    """Yield key and module of each part of ``value`` whose class is not fedsim's."""
+    """Yield each ``kind`` in a scenario that names a class of another package than fedsim.
+
+    Import paths of users' code are skipped.
+
+    Args:
+        value: the scenario, or a value in it.
+        key: dotted key of ``value`` with a dot at the end; empty for the whole scenario.
+
+    Yields:
+        Dotted key of the ``kind``, and the top-level module of the class.
+    """
     if isinstance(value, BaseModel):
         kind = getattr(value, "kind", None)
         module = type(value).__module__.partition(".")[0]

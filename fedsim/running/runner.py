@@ -52,8 +52,8 @@ class EndedRun(NamedTuple):
 
     Attributes:
         summary: content of ``summary.json``.
-        rows: rows of ``rounds.parquet``.
-        folder: the run folder, if any.
+        rows: rows of ``rounds.parquet``, each a dict from column to value.
+        folder: the run folder; None if the run was not written to one.
     """
 
     summary: dict[str, Any]
@@ -69,7 +69,7 @@ class Job:
 
     Args:
         scenario: the scenario.
-        out: the run folder; None for none.
+        out: the run folder; None to write no files.
         executor: runs the training and the tests of models.
         resume: whether to continue from the newest checkpoint of the folder.
         more: additional rounds or time of a finished run in the folder; None for a new or an
@@ -77,7 +77,7 @@ class Job:
         live_every_s: real time between two intermediate results (s).
 
     Attributes:
-        over: whether the run has ended, and its files are closed.
+        over: whether the run has ended and its files are closed.
         notes: sentences for the user on a run that is continued with ``more``.
 
     Raises:
@@ -125,7 +125,10 @@ class Job:
             self._lock = lock.pop_all()
 
     def _reopen(self, out: Path, lock: ExitStack) -> None:
-        """Lock the folder of the run to resume, and check that it has this scenario's run."""
+        """Lock the folder of the run to resume, and check that it has this scenario's run.
+
+        With ``more``, the end of the scenario is then moved.
+        """
         self._refuse_other(out)
         lock.enter_context(locked(out))
         self._refuse_other(out)  # another process may have ended the run before the lock
@@ -182,7 +185,7 @@ class Job:
             files.write_text(out / files.SCENARIO, self.scenario.to_toml())
 
     def _listen(self, live_every_s: float) -> None:
-        """Send the run's records to the recorder, the checkpointer and the live results.
+        """Let the recorder, the checkpointer and the writer of live results receive the records.
 
         Args:
             live_every_s: real time between two copies of intermediate results to the folder (s).
@@ -256,7 +259,10 @@ class Job:
     def _close_folder(
         self, out: Path, status: str, tensors: Models, summary: Mapping[str, object]
     ) -> None:
-        """Write models and the last tables, then the summary; remove parts of tables that are obsolete."""
+        """Write models and the last tables, then the summary; remove files that are obsolete.
+
+        Files with parts of tables are obsolete when a done run has written the whole tables.
+        """
         files.write_models(out, tensors)
         self._write_devices(out)
         available = self.run.availability_columns(self.recorder.last_time)
@@ -330,9 +336,16 @@ def end_soon(job: Job, number: int) -> None:
 
 
 def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
-    """End the process if the event loop hangs or training takes too long after an interrupt.
+    """End the process if a run does not end soon enough after an interrupt.
 
-    Runs in a thread. After Ctrl-C, training may take any time.
+    ``end_soon`` starts this function in a thread. The limits are ``_LONGEST_BLOCK_S`` for a
+    computation that blocks the event loop, and ``_LONGEST_TRAINING_S`` for training. After Ctrl-C,
+    training may take any time.
+
+    Args:
+        job: the run.
+        loop: the event loop of the run.
+        number: number of the signal that interrupted the run.
     """
     has_responded = threading.Event()  # set by the event loop when it gets to run
     has_responded.set()

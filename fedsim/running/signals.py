@@ -42,7 +42,10 @@ class Interruption:
 
 
 def raise_interruption(number: int, frame: FrameType | None) -> None:
-    """Signal handler that raises ``KeyboardInterrupt``, or ``Paused`` on a batch system's signal."""
+    """Signal handler that raises ``KeyboardInterrupt``, or ``Paused`` for a batch system's signal.
+
+    Batch systems announce the end of a job by SIGUSR1 or SIGUSR2.
+    """
     if number in ANNOUNCEMENTS:
         raise Paused
     signal.default_int_handler(number, frame)
@@ -54,7 +57,7 @@ def interrupted_once(
 ) -> Iterator[Interruption]:
     """Context manager: in the block, a first signal requests the end, and a second ends it at once.
 
-    After the first signal, the signals by which a batch system announces its end are ignored.
+    After the first signal, the signals by which a batch system announces a job's end are ignored.
 
     Args:
         interrupt: function that requests the end; it receives the number of the first signal.
@@ -116,6 +119,8 @@ def discard_output_on_hangup(number: int) -> None:
 
 def end_at_once(number: int, *_: object) -> None:
     """Signal handler that ends this process immediately, without waiting for threads.
+
+    The exit status is ``Interruption.exit_status``.
 
     Args:
         number: the signal that interrupted the command.

@@ -93,10 +93,10 @@ def values_of(recorder: Recorder, column: str) -> list[float]:
 
 
 def _metrics(run: "Run", recorder: Recorder) -> dict[str, dict[str, object]]:
-    """Return a table for each metric: ``final`` and ``best`` value, and ``best_is``.
+    """Return the entry ``metrics`` of the summary: a table for each metric, by the metric's name.
 
-    ``best_is`` is ``most`` if the largest value is the best one, else ``least``. Values are None if
-    the metric was never measured.
+    ``final`` is the metric's last value, and ``best`` its best one. ``best_is`` is ``most`` if the
+    largest value is the best one, else ``least``. Values are None if the metric was never measured.
     """
     entries: dict[str, dict[str, object]] = {}
     for metric in run.metrics:

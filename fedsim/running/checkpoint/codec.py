@@ -80,7 +80,10 @@ class Encoder:
         return {"root": root, "objects": objects}
 
     def _to_json(self, value: object) -> object:
-        """Return a value as JSON: as it is, or as a dict with one key of ``_TAGS``."""
+        """Return a value as JSON.
+
+        A value that JSON lacks, such as a tuple, becomes a dict with one key, such as ``~tuple``.
+        """
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, int | np.integer):
@@ -133,7 +136,7 @@ class Encoder:
 
 
 def _are_ranges(values: tuple[object, ...]) -> TypeGuard[Places]:
-    """Return whether all values are pairs of integers: ranges (begin, end) of a model's parameters."""
+    """Return whether all values are pairs of integers: ranges (begin, end) of model parameters."""
     return all(map(_is_range, values))
 
 
@@ -220,7 +223,12 @@ class Decoder:
                 object.__setattr__(shell, field, self._from_json(value))
 
     def _fill_defaults(self, shell: "DataclassInstance", omitted: Collection[str]) -> None:
-        """Set the fields that are never written to their defaults, if they have one."""
+        """Set the fields that checkpoints leave out to their defaults, if they have one.
+
+        Args:
+            shell: the object.
+            omitted: names of the fields.
+        """
         for field in fields(shell):
             if field.name in omitted and field.default is not MISSING:
                 object.__setattr__(shell, field.name, field.default)

@@ -186,7 +186,10 @@ class Saving:
             self._run.simulation.between_instants(self._save)
 
     def _save(self) -> None:
-        """Save the run, after all events of the present time."""
+        """Save the run; called after all events of the time at which a save was requested.
+
+        A subclass extends this method, which only ends the request.
+        """
         self._is_requested = False
 
 
@@ -230,7 +233,10 @@ class Checkpointer(Saving):
 def _snapshot(
     run: "Run", recorder: "Recorder", origins: Origins
 ) -> tuple[Encoder, store.Checkpoint]:
-    """Return a checkpoint of a run, and its encoder; all events of the present time are processed."""
+    """Return a run's state as a checkpoint, and the encoder that has made it.
+
+    The caller ensures that all events of the present time are processed.
+    """
     encoder = Encoder()
     data = None
     if run.drift is not None:
@@ -332,7 +338,7 @@ class SavedRun(TypedDict):
         processes: states of the world's processes.
         strategy: the strategy's ``state``.
         last: the last evaluation; None before the first.
-        served: name of a model -> devices that the model has ever served; None for all.
+        served: name of a model -> devices that have used this model at any test; None for all.
         unseen: accuracy of each device that never trains, in the last test.
         progress: the best test so far (``StopRules.progress``).
     """
@@ -404,7 +410,7 @@ def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
 def _with_present_end(
     run: "Run", alarms: Sequence[tuple[str, int, float]]
 ) -> list[tuple[str, int, float]]:
-    """Return a checkpoint's alarms, with the alarm of the run's end moved to the scenario's end time.
+    """Return a checkpoint's alarms, of which the alarm of the run's end is moved to the new end.
 
     The end time is later than in the checkpoint if the run is continued with ``--more``. The alarm
     of the end comes before all other alarms of the same time, because a run sets it first.
