@@ -44,7 +44,7 @@ class WallClock(Simulation):
         return max(self.now, on_grid_after((time.time() - self.began) / self.pace))
 
     def _goes_on(self, due: float) -> bool:
-        """Wait until the next event is due, and look for messages meanwhile."""
+        """Wait until the next event is due in real time, and look for messages meanwhile."""
         while self.stopped is None and not self._interrupted:
             if time.monotonic() >= self._next_look:
                 self._look()

@@ -382,7 +382,8 @@ class DeviceHalf:
     def _train_now(self, task: Task, training: Training) -> None:
         """Compute a training at once, not when its result is used, so that it takes real time.
 
-        If the device works as fast as it can (``pace`` 0), the training also measures its speed.
+        It waits if an earlier training of the task is not computed yet. If the device works as fast
+        as it can (``pace`` 0), the training also measures the device's speed.
         """
         updates = TaskContext.of(task).ahead  # results of the task's trainings so far
         index = len(task.trained) - 1
@@ -447,7 +448,11 @@ class DeviceHalf:
         return end - reserve_s
 
     def _pack(self, task: Task, answer: _ClientAnswer) -> Packet:
-        """Encode an answer, its update as a change of the model from which it was trained."""
+        """Encode an answer as a packet.
+
+        The update is encoded as the change of the model from which the device has trained, if the
+        request contained this model.
+        """
         contents, result = answer
         bases: dict[Ref, PlacedModel] = {}
         if result.update is not None and result.start is not None:
@@ -499,9 +504,9 @@ class DeviceHalf:
             head: head of the request, with the last task whose answer has arrived.
 
         Returns:
-            Whether the node has lost state of the device. It has if the server has received an
-            answer that the memory does not know, because the node was started anew, and if the
-            arrival of answers changes the device's state.
+            Whether the node has lost state of the device. This needs two facts: the server has
+            received a later answer than the last one in the memory, as the node was started anew
+            since then; and the arrival of answers changes the device's state.
         """
         self._devices.states[self.device] = memory.state
         self._devices.residuals[self.device] = memory.residuals
@@ -573,7 +578,7 @@ class DeviceHalf:
     def _take_base(self, request: Packet) -> None:
         """Remove the frozen tensors, which no training changes, from a request, and check them.
 
-        From now on the device has them, which its memory stores.
+        The device's memory then stores that the device has them (``DeviceMemory.has_base``).
 
         Raises:
             SimulationError: they differ from the frozen tensors that the device has built.

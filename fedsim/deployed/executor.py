@@ -159,7 +159,10 @@ def execute(app: Path, address: str, device: int) -> None:
 
 
 def main() -> None:
-    """Call ``execute`` with the command line's arguments, as the process that starts tasks."""
+    """Call ``execute`` with the command line's arguments: APP, ADDRESS and DEVICE.
+
+    If fedsim raises an error, print its message and exit with status 1.
+    """
     app, address, device = sys.argv[1:]
     try:
         execute(Path(app), address, int(device))

@@ -37,7 +37,7 @@ class LabelHistory:
         return not np.array_equal(self._present, self.reported)
 
     def of_version(self, device: int, version: int | None) -> Ints:
-        """Return the device's counts of samples by class in a version of its data; int64 [C].
+        """Return the device's counts of samples by class in a version of its data; int64 [classes].
 
         Args:
             device: ID of the device; not used, as a history is of one device.

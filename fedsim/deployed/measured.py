@@ -75,9 +75,9 @@ def with_steps(
         logged: dict from task ID to the steps that its device has logged, for tasks without an
             answer.
         wire: counters of the links, which give the delivered bytes of messages that were cut off.
-            None if links have no counters. A message that was cut off then counts as 0 bytes,
-            except that a late device without known steps is assumed to have received its whole
-            request.
+            None if links have no counters. A message that was cut off then counts as 0 bytes, with
+            one exception: a late device of which no steps are known counts as having received its
+            whole request.
 
     Returns:
         The records, in order of time.
@@ -171,7 +171,10 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
 
 
 def _steps_until(task: _MeasuredTask, last: float, outcome: str) -> list[LoggedStep]:
-    """Return the steps of a task that began before the task ended; the first is always included.
+    """Return the steps of a task that began before the task ended, its first step included always.
+
+    A task whose steps are unknown has a download. If the device has sent an answer, or has begun to
+    send it, an upload follows.
 
     Args:
         task: the task.
@@ -254,7 +257,9 @@ class _ConnectionChange(NamedTuple):
     """Change of a device's connection at a time (s).
 
     Attributes:
-        is_on: whether the device is connected from then on.
+        device: number of the device.
+        time: time of the change (s).
+        is_on: whether the device's node is connected from then on.
     """
 
     device: int
@@ -263,7 +268,9 @@ class _ConnectionChange(NamedTuple):
 
 
 def _availability(run: ServerRun, records: Sequence[Record]) -> dict[str, Sequence[float]]:
-    """Return the columns of ``availability.parquet``, with a row for each change of a connection.
+    """Return the columns of ``availability.parquet``: a row for each change of a connection.
+
+    A device that is not connected at time 0 also has a row for this time.
 
     Returns:
         ``device``, ``time`` (s), and ``on``: whether the device's node was connected from then on.

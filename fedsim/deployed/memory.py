@@ -34,7 +34,10 @@ class SentAnswer:
 
     @classmethod
     def of(cls, instruction: Instruction, answer: CodedContents) -> Self:
-        """Build the object from a request, and from the encoded answer to it."""
+        """Build the object from a request and the encoded answer to it, without ``Lazy`` values.
+
+        ``Lazy`` values are numbers, such as a loss, that are computed only when they are read.
+        """
         return cls(
             job=instruction.job,
             round=instruction.round,
@@ -50,7 +53,7 @@ class SentAnswer:
 
 
 def _without_lazy(contents: Mapping[str, object]) -> dict[str, object]:
-    """Return contents without ``Lazy`` values, which are computed only when they are read."""
+    """Return a message's contents without ``Lazy`` values, numbers that are computed when read."""
     return {name: value for name, value in contents.items() if not isinstance(value, Lazy)}
 
 
@@ -77,11 +80,13 @@ class DeviceMemory:
     labels: dict[str, Ints] = field(default_factory=dict)
 
     def write_to(self, packet: Packet, learner: Learner) -> None:
-        """Replace the content of a packet by the memory.
+        """Write the memory to a packet, from which ``read_memory`` restores it in the next task.
 
         Args:
-            packet: the packet.
-            learner: computes the models in the memory.
+            packet: the packet that Flower stores between the tasks; its head and arrays are
+                replaced.
+            learner: computes the models in the memory that are not computed yet, so that their
+                weights can be stored.
         """
         writer = TreeWriter(learner)
         last = None if self.last is None else vars(self.last)
@@ -91,11 +96,11 @@ class DeviceMemory:
 
 
 def read_memory(packet: Packet, learner: Learner) -> DeviceMemory:
-    """Restore the memory that ``DeviceMemory.write_to`` has written.
+    """Restore the memory that ``DeviceMemory.write_to`` has written after a device's last task.
 
     Args:
-        packet: the packet; an empty one before the device's first task.
-        learner: names the models in the memory.
+        packet: the packet. If it is empty, before the device's first task, so is the memory.
+        learner: creates the references to the models in the memory.
 
     Raises:
         PacketError: the packet has another form.

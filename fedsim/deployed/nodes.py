@@ -38,7 +38,8 @@ class Nodes:
         pace: ``pace`` of the app's run configuration.
 
     Attributes:
-        clock_runs: whether the clock has begun.
+        clock_runs: whether the clock has begun; ``Deployment`` sets it. Until then, nodes are
+            connected and disconnected at once, later by events of the clock.
     """
 
     def __init__(self, grid: Grid, run: ServerRun, clock: WallClock, pace: float) -> None:
@@ -117,7 +118,14 @@ class Nodes:
                     self._connect(device, successor)
 
     def _welcome(self, node: int, reply: Message | Exception) -> None:
-        """Connect a node that has answered its greeting, or refuse it."""
+        """Connect a node that has answered its greeting, or refuse it.
+
+        A second node for one device is refused, and takes over when the first node is gone.
+
+        Args:
+            node: Flower's ID of the node.
+            reply: the answer, or the error by which it failed.
+        """
         failure = _failure_of(reply)
         if isinstance(reply, Exception) or failure:
             self._refuse(node, f"its ClientApp has failed: {failure}")
@@ -140,7 +148,9 @@ class Nodes:
         )
 
     def _device_of(self, node: int, reply: Message) -> int:
-        """Return the number of the device that a node has answered to its greeting.
+        """Return the number of a node's device, from the node's answer to its greeting.
+
+        If versions of fedsim or Flower differ from the server's, a warning is logged.
 
         Raises:
             PacketError: the answer is broken, or there is no such device.

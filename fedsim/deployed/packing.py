@@ -156,7 +156,13 @@ class ContentPacker:
         return packet
 
     def _pack_other(self, packet: Packet, name: str, value: object) -> Json:
-        """Pack a content that is not a model, and return its entry in the head."""
+        """Pack a content that is not a model, and return its entry in the packet's head.
+
+        Args:
+            packet: the packet, which gets the payload.
+            name: name of the content, with ``/index`` for an item of a list.
+            value: the content.
+        """
         if isinstance(value, Lazy):
             packet.payloads[name] = self._lazy_values(value).astype("<f4").tobytes()
             return {"lazy": value.what, "count": value.count}
@@ -185,7 +191,7 @@ class ContentPacker:
         return {"numbers": type_name, "wire": wire, "shape": list(array.shape)}
 
     def _lazy_values(self, content: Lazy) -> AnyArray:
-        """Compute the numbers of a ``Lazy`` content."""
+        """Return the numbers of a ``Lazy`` content, such as a loss, and compute them before."""
         ref = content.ref
         value = value_of(self._learner, ref)
         match content.what:
@@ -206,7 +212,7 @@ class ContentPacker:
         bases: Mapping[Ref, PlacedModel],
         residuals: Mapping[str, Ref],
     ) -> Json:
-        """Pack a model, and return its entry in the head.
+        """Pack a model, and return its entry in the packet's head.
 
         Args:
             packet: the packet, which gets the payload.
@@ -263,12 +269,12 @@ class ContentPacker:
         entry: Mapping[str, Json],
         model_at: Callable[[ModelPlace], Ref],
     ) -> object:
-        """Return the content that a payload and its entry in the head have.
+        """Decode one content of a packet, or one item of a content that is a list.
 
         Args:
             packet: the packet.
             payload_name: name of the payload.
-            entry: entry of the content, or of an item of a list.
+            entry: entry of the content or item in the packet's head.
             model_at: returns the model at a place of the request.
 
         Raises:
@@ -297,7 +303,13 @@ class ContentPacker:
     def _unpack_model(
         self, payload: bytes, entry: Mapping[str, Json], model_at: Callable[[ModelPlace], Ref]
     ) -> Ref:
-        """Decode a model; if it is a change of a model of the request, add that model."""
+        """Decode a model. If the payload is the change of a model of the request, add both.
+
+        Args:
+            payload: the encoded model or change.
+            entry: entry of the content in the packet's head.
+            model_at: returns the model at a place of the request.
+        """
         size = count_of(entry["model"], "the length of a model")
         length = int(self._learner.parameters)
         if size != length:

@@ -51,7 +51,7 @@ def refusals(scenario: Scenario) -> Iterator[str]:
 
 
 def _refused_training(scenario: Scenario) -> Iterator[str]:
-    """Yield messages on the training, the simulated server and the codecs."""
+    """Yield an error message for each refused setting of the trainer, the server or the codecs."""
     if scenario.training.state == "sent":
         yield (
             "training.state is 'sent', which a deployment cannot send; allowed are 'fresh' and "

@@ -176,7 +176,13 @@ class Deployment:
             time.sleep(_LOOK_S)
 
     def _models(self, status: str) -> tuple[Models, Models]:
-        """Return the last and the best models; empty if a failed run cannot compute them."""
+        """Return the last models, and the models of the best test: file name -> tensors by name.
+
+        Both are empty if the run has failed and the models cannot be computed.
+
+        Args:
+            status: status of the run, such as ``done``.
+        """
         try:
             return asyncio.run(last_models(self.run)), asyncio.run(best_models(self.run))
         except Exception as error:

@@ -25,7 +25,7 @@ class TreeWriter:
     In place of an array or a model, the JSON has the array's index in the list.
 
     Args:
-        learner: computes the models in the values.
+        learner: computes the models in the values that are not computed yet.
 
     Attributes:
         arrays: the arrays of all values converted so far.
@@ -83,7 +83,7 @@ def read_tree(tree: Json, arrays: Sequence[AnyArray], learner: Learner) -> objec
     Args:
         tree: the JSON.
         arrays: ``TreeWriter.arrays``.
-        learner: names the models in the value.
+        learner: creates the references to the models in the value.
 
     Raises:
         PacketError: the JSON has another form.

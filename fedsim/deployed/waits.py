@@ -21,7 +21,7 @@ def longest_wait_s() -> float | None:
     """Return the limit for Flower's waits that an environment variable sets (s); None for no limit.
 
     Raises:
-        SimulationError: the variable is not a number above 0.
+        SimulationError: the variable is not a number above 0 and below 60.
     """
     text = os.environ.get(VARIABLE)
     if not text:

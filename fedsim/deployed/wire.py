@@ -51,8 +51,9 @@ class Passage(NamedTuple):
     """Time span in which a message passed over a device's link, and the bytes in it.
 
     Attributes:
-        first: time at which the link had carried its first bytes (s).
-        last: time at which the link had carried all of its bytes (s).
+        first: time (s) at which the message began to pass: until then, less than 3 % of its bytes
+            had passed.
+        last: time (s) at which as many bytes as the message has had passed.
         bytes: all bytes over the link in the whole span that was searched, headers included.
     """
 
@@ -105,6 +106,8 @@ class WireCounters:
     ) -> Passage | None:
         """Find when a message passed over a device's link within a span of time.
 
+        The bytes of the link are counted from the start of the span, and taken for the message's.
+
         Args:
             device: number of the device.
             direction: ``down`` or ``up``.
@@ -113,7 +116,7 @@ class WireCounters:
             end: end of the span (s).
 
         Returns:
-            The times and bytes; None if not all bytes of the message passed in the span.
+            The times and bytes; None if fewer bytes than the message has passed in the span.
         """
         times = self._times.get(device, [])
         counts = [0.0, *self._counts.get((device, direction), [])]
