@@ -286,8 +286,9 @@ class FlowerParams(StrategyParams):
     def horizon(self, stop: StopSpec) -> StopSpec:
         """Return the planned end of a run, with the count of rounds of the app's run configuration.
 
-        If ``stop`` has fewer rounds, they count. If the configuration has no count of rounds, the
-        end is unknown: rounds and simulated time are None in the result.
+        If ``stop`` has a smaller count of rounds, the result has this count. If the configuration
+        has no count of rounds, the end is unknown: the result then has neither rounds nor simulated
+        time.
 
         Args:
             stop: the end that the scenario plans.

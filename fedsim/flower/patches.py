@@ -1,8 +1,9 @@
 """Patches of ``time`` and flwr for simulated Flower apps.
 
 Patches take effect only in the threads of simulated apps. In a ServerApp's thread ``time.sleep``
-lets simulated time pass; in a ClientApp's thread it returns at once, and its time is added up. The
-clock is simulated for the app's own code, flwr, and packages that import flwr. Other libraries wait
+lets simulated time pass, and clocks such as ``time.time`` return simulated time. In a ClientApp's
+thread ``time.sleep`` returns at once, its time is added up, and clocks return real time and this
+sum. This holds for the app's own code, flwr, and packages that import flwr. Other libraries wait
 for real processes, sockets and threads, so they get real time.
 """
 
@@ -191,12 +192,15 @@ def replace_all() -> None:
 
 
 def _replace_clock(name: str, scale: float, begin_s: float) -> None:
-    """Patch a function of ``time`` to return simulated time to simulated apps.
+    """Patch a clock of ``time``, such as ``time.monotonic``, for simulated apps.
+
+    A ServerApp gets simulated time. A ClientApp gets real time, plus the time for which it has
+    called ``time.sleep``.
 
     Args:
         name: name of the function.
         scale: units of the function's result per second.
-        begin_s: the function's result at simulated time 0 (s).
+        begin_s: result of the function for a ServerApp at simulated time 0 (s).
     """
     real: Callable[[], float] = getattr(time, name)
 

@@ -59,11 +59,12 @@ class AppRound:
 class AppRounds:
     """Rule that assigns the messages of a ServerApp to rounds; one round is open at a time.
 
-    Only training messages can begin a round. Before an app's first training message, every message
-    can. A round begins with the first message of a new round index, which Flower's own strategies
-    put into ``group_id``, or into a config as ``server-round``. If messages carry no round index, a
-    round begins when the ServerApp sends arrays that differ from the last ones. If messages have no
-    arrays either, a round begins when a device gets a message of the same type again.
+    Until an app's first training message, any message can begin a round. After it only training
+    messages can. A round begins with the first message of a new round index, which Flower's own
+    strategies put into ``group_id``, or into a config as ``server-round``. If messages carry no
+    round index, a round begins when the ServerApp sends arrays that differ from the last ones. If
+    messages have no arrays either, a round begins when a device gets a message of the same type
+    again.
 
     Args:
         names: column (``accuracy``, ``loss``, ``train_loss``) -> name of the app's metric.
@@ -118,7 +119,13 @@ class AppRounds:
     def _begins_round(
         self, app_number: int | None, arrays: ArrayRecord | None, target: tuple[str, int]
     ) -> bool:
-        """Return whether a message begins a round, by its round index, arrays, or type and node."""
+        """Return whether a message begins a round, by the rules in the docstring of the class.
+
+        Args:
+            app_number: the app's own index of the message's round; None if the message has none.
+            arrays: the arrays in the message; None if it has none.
+            target: type and node of the message.
+        """
         if self._open_round is None:
             return True
         if app_number is not None:
@@ -192,7 +199,10 @@ def _is_training(message: Message) -> bool:
 
 
 def _app_number(message: Message) -> int | None:
-    """Return the app's own index of a message's round, from its group or config; None if absent."""
+    """Return the app's own index of a message's round; None if the message has no index.
+
+    The index is the message's ``group_id``, or a key of its config such as ``server-round``.
+    """
     group = message.metadata.group_id
     if group.isdecimal():
         return int(group)

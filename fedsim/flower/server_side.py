@@ -143,7 +143,14 @@ class Session(SessionBase):
         self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
 
     async def begin(self) -> None:
-        """Load the ServerApp, and run it until its first wait."""
+        """Load the ServerApp at the start of the run, and run its code until it first waits.
+
+        The ServerApp waits for replies of devices or for a time, and the simulation then goes on.
+
+        Raises:
+            SimulationError: the ServerApp cannot be loaded, raises an error, or computes for longer
+                than ``real_patience``.
+        """
         replace_all()
         seed = int(self._server.rng("server-app").integers(1 << 32))
         self._half = AppHalf(self._app, "server", seed)
@@ -151,6 +158,8 @@ class Session(SessionBase):
 
     async def go_on(self) -> None:
         """Run the ServerApp until it waits for replies or for a time, or ends.
+
+        If it ends without an error, so does the run.
 
         Raises:
             SimulationError: the ServerApp raises an error, or computes for longer than
@@ -504,7 +513,10 @@ class Session(SessionBase):
             self._continued.pop().ends["done"] -= 1
 
     def on_task_end(self, end: TaskEnd) -> None:
-        """Process the end of a device's task: store its reply, or start a timeout if it failed."""
+        """Process the end of a device's task: store the reply, or start a timeout if it failed.
+
+        After the timeout the ServerApp gets an error as the reply.
+        """
         self._uncount_continued()
         sent = self._in_progress.pop(end.device)
         if sent.round is not None:

@@ -59,6 +59,8 @@ class RunOver(BaseException):
 class Turns:
     """Thread of the ServerApp, which runs in turns with the simulation's thread.
 
+    A turn is the time in which the ServerApp computes, between two of its waits.
+
     Args:
         function: runs the ServerApp to its end.
         around: returns a context manager that is entered for each turn of the ServerApp.
@@ -122,7 +124,9 @@ class Turns:
             )
 
     def wait(self) -> None:
-        """Let the simulation run until the ServerApp's next turn; called in the ServerApp's thread.
+        """End the ServerApp's turn, and return when its next one begins.
+
+        The ServerApp's thread calls this method. The simulation runs meanwhile.
 
         Raises:
             RunOver: the run is over.
