@@ -241,7 +241,7 @@ def _say_notes(job: "Job") -> None:
 
 
 def _show_progress(job: "Job") -> None:
-    """Display the progress of a run until it ends."""
+    """Arrange that the progress of a run is displayed, from its begin to its end."""
     from fedsim.lab.terminal import Console, RunProgress
 
     horizon = job.scenario.strategy.horizon(job.scenario.stop)

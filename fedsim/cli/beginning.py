@@ -1,4 +1,7 @@
-"""Verbs before a run: ``new``, ``describe``, ``list``, ``init``, ``schema``, ``check``, ``data``."""
+"""Commands that need no run: ``new``, ``describe``, ``list``, ``init``, ``schema``, ``check``.
+
+The command ``data fetch`` is here too.
+"""
 
 from contextlib import closing
 from functools import partial
@@ -82,8 +85,8 @@ def new_command(file: Path, **answers: Any) -> None:
 @click.argument("name", nargs=-1, required=True)
 @reported
 def describe_command(name: tuple[str, ...]) -> VerbOutcome:
-    """Describe NAME, with its figures and their sources: a kind, a preset, a link, or a key or
-    table of a scenario or study.
+    """Describe NAME, with its published values and their sources: a kind of strategy, device or
+    other part, a preset, a link, or a key or table of a scenario or study.
 
     Examples are phone-mid, smartphone-4g, lte, fedbuff, energy.preset and study.parts. Any other
     words are searched for in all descriptions.
@@ -92,10 +95,10 @@ def describe_command(name: tuple[str, ...]) -> VerbOutcome:
 
 
 def _describe(name: str, verb: Literal["describe", "list"]) -> VerbOutcome:
-    """Return the description of a name of the catalogue, or of a key or table of a scenario.
+    """Return the outcome of ``describe``: what a strategy, a kind of device, a key or so is.
 
     Args:
-        name: the name.
+        name: a name of 'fedsim list', or a key or table of a scenario or study.
         verb: the command that prints the description.
     """
     from fedsim.lab.catalogue import about
@@ -164,7 +167,7 @@ def init_command(name: str, folder: Path) -> None:
 @one_message
 def schema_command(file: Literal["scenario", "study", "output"]) -> None:
     """Print the JSON schema of a scenario or a study, with which editors of TOML complete keys, or
-    of what the verbs print with --json.
+    of the output of the commands with --json.
     """
     import json
 
@@ -206,7 +209,10 @@ def check_command(
 ) -> VerbOutcome:
     """Validate SCENARIO, and estimate its bytes, simulated time, real time and memory.
 
-    Only the first steps of the run are tried; nothing is written.
+    SCENARIO is a file or a name of 'fedsim list scenarios'; --set changes keys in it, such as
+    stop.rounds=5, and --allow-code imports code that it names. The first steps of the run are tried
+    to estimate real time and memory; --no-trial leaves both out. With --toml the whole scenario is
+    printed too. Nothing is written.
     """
     from fedsim.clock.executors import make_executor
     from fedsim.lab.forecast import PATIENCE_S
@@ -261,9 +267,10 @@ def data_group() -> None:
 @click.option("--dry-run", is_flag=True, help="Print what would be downloaded, and ask no server.")
 @reported
 def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool) -> VerbOutcome:
-    """Download the public data set NAME from its publisher, check it and unpack it.
+    """Download the public data set NAME from its publisher, check it and unpack it below --root.
 
-    Licence, size and host are printed first. The same command resumes an interrupted download.
+    Licence, size and host are printed first; with --dry-run nothing else is done. The same command
+    resumes an interrupted download.
     """
     from fedsim.lab.fetching.catalogue import find_dataset
     from fedsim.lab.fetching.fetch import fetch, plan_fetch

@@ -30,7 +30,8 @@ def flower_export_command(
 ) -> None:
     """Write SCENARIO, a file or a run folder, as a Flower app into the new folder APP.
 
-    'flwr run APP' then runs the strategy's server code and client code in real time.
+    --set changes keys of the scenario. 'flwr run APP' then runs the strategy's server code and
+    client code in real time.
     """
     from fedsim.deployed.export import export
     from fedsim.records.reading import RunFolder

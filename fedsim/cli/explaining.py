@@ -88,7 +88,12 @@ def compare_command(
     goal: str | None,
     **options: Any,
 ) -> VerbOutcome:
-    """Compare RUNS (run folders, folders of studies): who is best, by how much, and how surely."""
+    """Compare RUNS (run folders, folders of studies): who is best, by how much, and how surely.
+
+    The best is the one that reaches the target (--target) in the least simulated time, unless
+    --goal or a study names another measure. The most important figures are printed; --all, --csv
+    and --markdown print all. With --published a study is compared with a paper's figures only.
+    """
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.measures import read_goal
     from fedsim.lab.compare.show import as_text, compare_published, print_short, print_tables
@@ -144,7 +149,12 @@ def compare_command(
 
 
 def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
-    """Raise ``ScenarioError`` if an option is given that has no effect with ``--published``."""
+    """Raise ``ScenarioError`` if an option is given that has no effect with ``--published``.
+
+    Args:
+        goal: the option ``--goal``; None if it is not given.
+        options: ``targets``, ``budget``, ``baseline`` and ``ledger``: the options' values by name.
+    """
     values = {
         "--target": options["targets"],
         "--budget": options["budget"],
@@ -176,8 +186,11 @@ def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
 )
 @reported
 def why_command(run: Path, number: int | None) -> VerbOutcome:
-    """Explain how long the rounds of RUN took: the critical path of one round, or the parts of
-    all rounds' simulated time.
+    """Explain how long the rounds of RUN took, in simulated time.
+
+    With --round, the critical path of this round is shown: the chain of steps, such as a device's
+    training, that determined when the round ended. Without it, the parts that such steps have in
+    the time of all rounds are shown.
     """
     from fedsim.lab.compare.critical_path import CriticalPaths
     from fedsim.lab.compare.critical_words import (
@@ -228,10 +241,11 @@ def why_command(run: Path, number: int | None) -> VerbOutcome:
 def whatif_command(
     run: Path, changes: tuple[str, ...], out: Path | None, workers: int | None, allow_code: bool
 ) -> VerbOutcome:
-    """Run the scenario of RUN again with a change, in the same world, and show what that
-    changed, side by side.
+    """Run the scenario of RUN again with the changes of --set, otherwise with the same devices,
+    network and data, and show both results side by side.
 
-    A page beside the folders shows both timelines on one time axis.
+    The new run is written to --out. A page beside the folders shows both timelines on one time
+    axis.
     """
     from fedsim.analysis.report import write_report
     from fedsim.lab.compare.critical_path import CriticalPaths

@@ -66,18 +66,20 @@ WORKERS = click.option(
 def out(
     text: str, *, required: bool = False, kind: click.Path = FOLDER
 ) -> Callable[[Command], Command]:
-    """Return a decorator that adds the option ``--out``.
+    """Return a decorator that adds the option ``--out`` to a command: a path to write to.
 
     Args:
         text: help text of the option.
         required: whether the option must be given.
-        kind: type of the path.
+        kind: type of the path, by default that of a folder.
     """
     return click.option("--out", type=kind, required=required, help=text)
 
 
 def changes(text: str, *, required: bool = False) -> Callable[[Command], Command]:
-    """Return a decorator that adds the option ``--set``.
+    """Return a decorator that adds the option ``--set KEY.PATH=VALUE`` to a command.
+
+    The command gets the argument ``changes``, a tuple with the text of each change.
 
     Args:
         text: help text of the option.
@@ -134,7 +136,9 @@ CHANGES = changes(
 
 
 def tell_dropped(line: str) -> None:
-    """Print to stderr that a key of a scenario was ignored, unless ``--quiet`` is given.
+    """Print a note to stderr that a key of a scenario was dropped, unless ``--quiet`` is given.
+
+    Keys are dropped if ``--set`` changes the ``kind`` of their table to one without such keys.
 
     Args:
         line: the note, which names the key.

@@ -121,6 +121,8 @@ def _report(mistake: Mistake) -> None:
 def print_usage_error(error: click.UsageError, message: str) -> None:
     """Print an error in a command's arguments as a JSON object.
 
+    The object also has the option or argument at fault, and a similar option if there is one.
+
     Args:
         error: click's error.
         message: message to print instead of the message in ``error``.
@@ -148,5 +150,5 @@ def _print_error(
 
 
 def _as_json(result: "VerbResult") -> str:
-    """Convert a result to JSON text of ASCII characters; numbers that are not finite become null."""
+    """Convert a result to JSON text in ASCII; numbers that are not finite become null."""
     return json.dumps(json.loads(result.model_dump_json()), allow_nan=False)

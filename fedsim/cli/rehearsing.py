@@ -69,7 +69,8 @@ def rehearse_command(
     """Run SCENARIO for real, on Flower's SuperLink and SuperNodes as processes of this machine.
 
     SCENARIO is also simulated. The page in --out compares the real run with the simulation, before
-    and after the simulation is calibrated to the real run.
+    and after the simulation is calibrated to the real run. With --again nothing is run, and the
+    runs in --out are compared once more.
     """
     from fedsim.lab.rehearsal.conduct import SHORT_WAIT_S, RehearsalPlan
     from fedsim.lab.rehearsal.loop import describe, rehearse_beside

@@ -45,7 +45,8 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
     """Check that the tables of the run folder RUN agree: causes come before effects, a device does
     one thing at a time, and bytes sent are bytes received or lost.
 
-    The exit status is 1 if a check fails.
+    The exit status is 1 if a check fails. With --unchecked, columns and entries that no check
+    covers are listed too.
     """
     from fedsim.lab.audit.declared import UNCHECKED
     from fedsim.lab.audited import audit_run
@@ -100,7 +101,7 @@ def _check_lines(name: str, problems: list[str]) -> list[str]:
 @out("The file to write; by default RUN.trace.json beside the run folder.")
 @one_message
 def trace_command(run: Path, out: Path | None) -> None:
-    """Write the run folder RUN as Chrome trace JSON, a timeline that https://ui.perfetto.dev opens."""
+    """Write the run folder RUN as Chrome trace JSON, a timeline for https://ui.perfetto.dev."""
     from fedsim.lab.trackers.trace import write_trace
     from fedsim.records.reading import RunFolder
 
@@ -156,6 +157,9 @@ def calibrate_command(
 ) -> None:
     """Fit a population and a network to LOG: a table of the tasks of a real deployment (CSV or
     Parquet), or a run folder.
+
+    The folder --out gets a scenario with the fitted speeds and links. --bytes, --samples and
+    --epochs replace columns that LOG does not have.
     """
     from fedsim.common.units import Bytes, Seconds, read_quantity
     from fedsim.lab.calibrate import calibrate

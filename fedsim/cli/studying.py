@@ -189,7 +189,7 @@ def _merge(sources: Sequence[str], out: Path, options: StudyOptions) -> VerbOutc
 
 
 def _is_given(name: str, value: object) -> bool:
-    """Whether an option of ``fedsim study`` was given: its value is neither empty nor its default."""
+    """Whether an option of ``fedsim study`` was given: its value is not empty, nor its default."""
     return bool(value) and (name, value) != ("executor", "processes")
 
 
@@ -261,7 +261,7 @@ def _read_rule(options: StudyOptions) -> dict[str, object] | None:
 
 
 def _carry_out(conductor: "Conductor") -> VerbOutcome:
-    """Carry out the missing runs of a study; show their progress, and print the errors of runs.
+    """Carry out the runs of a study that are not done yet, and show progress and errors.
 
     The exit status is 1 if runs failed or a search found no best trial. If a signal interrupted the
     study, it is the status of this signal.
@@ -336,7 +336,9 @@ def _print_plan(conductor: "Conductor", forecast: "StudyForecast | None") -> Non
 def _print_results(conductor: "Conductor") -> None:
     """Print the most important results of a study, and the names of the files with all results.
 
-    The results of a search are its trials. A study with published values is compared with them.
+    If the study searches for values of keys, its results are the best trials (tried values). If it
+    reproduces a paper, they are the comparison with the published values. Otherwise they are
+    sentences on the best variants.
     """
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.published import CLAIMS
@@ -389,11 +391,12 @@ def bench_command(
     workers: int | None,
     allow_code: bool,
 ) -> VerbOutcome:
-    """Run strategies in six fixed scenarios, and rank them among the strategies of the published
-    board.
+    """Run strategies in six fixed scenarios, and rank them among the strategies of the board, the
+    published table of results in these scenarios.
 
-    STRATEGY is a kind ('fedsim list strategies'), the import path of a strategy of your own, the
-    name of a line of the board, or 'all' for all lines of the board.
+    STRATEGY is a name of 'fedsim list strategies', the import path of a strategy of your own, the
+    name of a line of the board, or 'all' for all lines of the board. --set sets keys of the
+    strategy, and --keep adds the results to a CSV file.
     """
     from fedsim.lab import bench
     from fedsim.lab.compare.show import print_tables
