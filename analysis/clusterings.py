@@ -116,7 +116,10 @@ def _read_clustering(row: RecordData) -> Clustering:
 
 
 def _measure_of(data: RecordData) -> str:
-    """Return the name of the measure of a clustering; PACFL's records, which name none, have angles."""
+    """Return the name of the measure of similarity or distance in a record ``clustering``.
+
+    PACFL's records do not name their measure, which is principal angles.
+    """
     if "measure" in data:
         return str(data["measure"])
     return "principal angles, degrees" if "distances" in data else "measure not named"
@@ -136,7 +139,8 @@ def _is_consistent(clustering: Clustering) -> bool:
 def _choose_clusterings(clusterings: list[Clustering]) -> tuple[list[Clustering], str]:
     """Choose at most ``_MOST_CLUSTERINGS`` clusterings, evenly spread.
 
-    Returns the clusterings, and a text on how many of all they are; empty if they are all.
+    Returns:
+        The clusterings, and a text such as "6 of 20 clusterings", which is empty if all are chosen.
     """
     if not clusterings:
         return [], ""

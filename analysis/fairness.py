@@ -135,10 +135,11 @@ def selections_of_devices(run: RunFolder) -> Ints:
 
 
 def selections_of_groups(run: RunFolder) -> pd.DataFrame:
-    """Return counts of selections by the cluster or tier of the selected device (-1 for none).
+    """Return counts of selections by the cluster or tier of the selected device.
 
     Returns:
-        Columns ``valid`` and ``failed``.
+        DataFrame with a row per group, whose index is the group (-1 for devices without a group).
+        Columns are ``valid`` and ``failed``: selections whose work was used, and other selections.
     """
     table = selections(run)
     groups = table["group"].fillna(-1).astype(int)
@@ -147,7 +148,7 @@ def selections_of_groups(run: RunFolder) -> pd.DataFrame:
 
 
 def _draw_groups(panel: Axes, by_group: Sequence[pd.DataFrame], colours: Sequence[str]) -> None:
-    """Draw counts of selections as a bar per group and run; failed selections are hatched on top."""
+    """Draw counts of selections as a bar per group and run, failed selections hatched on top."""
     all_groups: set[int] = set()
     for table in by_group:
         all_groups.update(table.index)

@@ -52,7 +52,8 @@ def draw_membership(run: RunFolder) -> Figure:
     A row per device has the colours of its groups, thin bars for pre-training, and marks of moves,
     shifts of data, arrivals and departures. Rows are ordered by the device's last group, then by the
     time of its first assignment; at most 1,500 are shown, evenly spread. Below are the sizes of the
-    groups, over all devices, and the agreement with the true groups if these are known.
+    groups, over all devices. If the true groups, by the likeness of devices' data, are known, the
+    agreement with them is drawn too.
 
     Raises:
         NothingToDrawError: no device is ever in a group.
@@ -109,7 +110,14 @@ def _describe(history: History, count: int, total: int) -> str:
 
 
 def _draw_agreement(panel: Axes, agreement: pd.DataFrame, unit: float) -> list[Artist]:
-    """Draw the agreement of groups with the true groups; return the legend's entries."""
+    """Draw how well the groups agree with the true groups; return the legend's entries.
+
+    Args:
+        panel: the panel.
+        agreement: ``time`` (s) and the measures of agreement, ``purity``, ``ari`` (adjusted Rand
+            index) and ``nmi`` (normalised mutual information), at the end of each round.
+        unit: unit of the panel's time axis (s).
+    """
     handles: list[Artist] = []
     for name, look in _AGREEMENT.items():
         x = agreement["time"] / unit
@@ -190,9 +198,9 @@ def membership_colour(group: int) -> str:
 
 
 def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> None:
-    """Label few devices on the left, and on the right the final groups with their sizes.
+    """Label the rows: device IDs on the left if they are few, and last groups on the right.
 
-    A size is the count of members that are present at the end of the run.
+    A group's label has its size, the count of members that are present at the end of the run.
     """
     count = len(devices)
     if count <= _NAMED_ROWS:

@@ -159,7 +159,13 @@ class LivePage:
                 return
 
     def _wait_for_change(self, last_sent: int) -> None:
-        """Wait for a change after the one that was sent, for the end, or for a heartbeat's time."""
+        """Wait for news to send to a browser, at most for the time between two heartbeats.
+
+        News is a change of the page's state, or the end of the page.
+
+        Args:
+            last_sent: number of the change that was sent last.
+        """
 
         def has_news() -> bool:
             return self._change_count != last_sent or self._has_ended
@@ -228,7 +234,7 @@ def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
             super().end_headers()
 
         def do_GET(self) -> None:
-            """Answer only requests to a loopback host name, as a protection against DNS rebinding."""
+            """Answer a request if it is to a loopback host name, to protect from DNS rebinding."""
             hosts = [f"{name}:{server.server_port}" for name in (HOST, "localhost")]
             if self.headers.get("Host") not in hosts:
                 self.send_error(403, "only 127.0.0.1 and localhost are answered")

@@ -44,7 +44,7 @@ _COLOURS = {"down": palette.STEPS["download"], "up": palette.STEPS["upload"]}
 def capacity(run: RunFolder) -> dict[str, float | None]:
     """Return the capacity of the server's link by direction, ``down`` and ``up`` (bytes/s).
 
-    None if the link is unlimited, or if the scenario gives no such number.
+    The value is None if the link is unlimited in this direction, or if the scenario gives no number.
     """
     server = run.scenario.get("network", {}).get("server", {})
     limits: dict[str, float | None] = {}
@@ -59,7 +59,7 @@ def capacity(run: RunFolder) -> dict[str, float | None]:
 
 
 def concurrency(spans: Sequence[TimeSpan]) -> Curve:
-    """Return a curve over time of the count of spans that have started and not ended."""
+    """Return the count of spans that have started and not ended, as a step function of time."""
     starts = [span.start for span in spans]
     ends = [span.end for span in spans]
     return running_sum(np.array(starts + ends), np.repeat([1.0, -1.0], len(spans)))

@@ -91,7 +91,14 @@ class Growing(LivePage):
         return True
 
     def _say_unreadable(self, error: Exception, now_s: float) -> None:
-        """Show that a folder cannot be read, unless this can be because a run replaces its files."""
+        """Show on the page that a folder cannot be read, if this has lasted for some seconds.
+
+        Until then, a run may just be replacing its files.
+
+        Args:
+            error: the error of the last attempt.
+            now_s: time of the attempt (s).
+        """
         if self._unreadable_since_s is None:
             self._unreadable_since_s = now_s
         if now_s - self._unreadable_since_s >= _DAMAGED_S:
@@ -134,7 +141,8 @@ def watch(
 ) -> None:
     """Serve the growing report of folders until ``over`` is set.
 
-    After that, browsers have at most 5 s to receive the last report.
+    The report is rebuilt when a run has changed. After ``over`` is set, browsers have at most 5 s to
+    receive the last report.
 
     Args:
         paths: folders of runs or studies.
@@ -160,7 +168,9 @@ def watch(
 
 
 class WatchedRun:
-    """Page of this process's run (``fedsim run --watch``), which a child process serves.
+    """Web page with the report of this process's run (``fedsim run --watch``).
+
+    A child process serves the page to browsers.
 
     Args:
         server: the child process, whose standard input is a pipe.
@@ -170,7 +180,11 @@ class WatchedRun:
         self._server = server
 
     def stay(self) -> None:
-        """Keep the page after the run, until Ctrl-C or until the child process has ended."""
+        """Leave the page of the finished run open in browsers, and wait until the user ends it.
+
+        The child process goes on serving the page, and prints its address again. The call returns
+        after Ctrl-C, or when the child process has ended.
+        """
         assert self._server.stdin is not None
         with suppress(KeyboardInterrupt, BrokenPipeError):
             self._server.stdin.write(_OVER)
@@ -187,6 +201,9 @@ def watching(path: Path, port: int = 0) -> Iterator[WatchedRun]:
     Args:
         path: the run's folder.
         port: port to serve at; 0 for any free port.
+
+    Yields:
+        The page, which ``stay`` keeps open after the run.
     """
     # the end of the context closes the pipe, which ends the child process
     with start(

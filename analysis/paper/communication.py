@@ -61,7 +61,8 @@ class BytesToTarget:
 
     Attributes:
         seed: seed of the run.
-        parts: bytes by direction: ``down``, ``up`` and ``peer``; None if the run missed the target.
+        parts: bytes by direction: ``down``, ``up`` and ``peer`` (between devices); None if the run
+            missed the target.
         round: index of the round whose test reached the target; None if the run missed it.
     """
 
@@ -109,7 +110,7 @@ class CommunicationLine:
         return means
 
     def numbers(self) -> list[NumberRow]:
-        """Return the rows of the figure's CSV: a row for each run, each mean and each curve point."""
+        """Return the rows of the figure's CSV: one for each run, each mean and each curve point."""
         rows: list[NumberRow] = []
         for run in self.runs:
             row: NumberRow = {"line": self.name, "number": "bytes to target", "seed": run.seed}
@@ -309,7 +310,7 @@ def _draw_bar(panel: Axes, row: int, sizes: Mapping[str, float], unit: float) ->
 
 
 def _draw_bars(panel: Axes, cost: Communication) -> None:
-    """Draw the mean bytes to the target: a bar per line, with a dot per seed and the mean as text."""
+    """Draw the mean bytes to the target: a bar per line, a dot per seed and the mean as text."""
     totals = [run.total for line in cost.lines for run in line.runs if run.total is not None]
     unit = style.unit_for(max(totals), style.BYTES)
     for row, line in enumerate(cost.lines):

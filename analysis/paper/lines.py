@@ -65,11 +65,14 @@ def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Series]
 
 
 def _select(descriptions: Sequence[Mapping[str, str]], only: Sequence[str]) -> list[int]:
-    """Return the numbers of the lines that ``only`` selects.
+    """Return the indices of the lines that ``only`` selects; of all lines if ``only`` is empty.
 
     Args:
         descriptions: for each line, key -> value: its variant, and its values of the study's grid.
         only: texts ``VARIANT`` or ``KEY=VALUE``, as in ``read_series``.
+
+    Raises:
+        PictureError: a text names no line, or no line fits all texts.
     """
     values_by_key: dict[str, set[str]] = {}
     for text in only:
@@ -121,7 +124,7 @@ def refuse_too_many(figure: str, series: Sequence[Series], most: int) -> None:
 
 
 def attempts_of(run: RunFolder) -> Attempts:
-    """Return the tasks of a run's clients, each with its outcome."""
+    """Return the tasks of a run, each with its outcome, and among them each round's clients."""
     return Attempts(Activities(History(run)))
 
 

@@ -93,8 +93,9 @@ class MigrationLine:
             range over seeds.
         devices: ``present`` or ``grouped`` (in a group) -> count of such devices at each of
             ``times``.
-        purity: purity (0..1) of the groups at each of ``times``, as of the last round; None before
-            the first. Empty if the true groups, by the likeness of the devices' data, are unknown.
+        purity: share (0..1) of devices whose true group is the most frequent one in their group, at
+            each of ``times``, as of the last round; None before the first. Empty if the true
+            groups, by the likeness of the devices' data, are unknown.
         totals: kind of event -> count of events in a whole run.
     """
 
@@ -208,7 +209,8 @@ def _count_members(attempts: Attempts, times: Floats) -> dict[str, Floats]:
 def _purity(runs: Sequence[RunFolder], times: Floats) -> tuple[Spread | None, ...]:
     """Return the purity of the groups at each time, as of the last ended round, over seeds.
 
-    None at times before a seed's first value; empty if a run has no values.
+    Purity is the share of devices whose true group is the most frequent one in their group. A value
+    is None at times before a seed's first value. The result is empty if a run has no values.
     """
     curves = []
     for run in runs:

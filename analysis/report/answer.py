@@ -35,7 +35,7 @@ def answers(
     """Yield the part of a report's page on the best lines: text and drawings for each world.
 
     A line is a variant or scenario with its seeds; a world is a set of devices, network and data.
-    The drawings of the first world are visible; the reader opens the drawings of other worlds.
+    The drawings of the first world are visible, and a click opens the drawings of each other world.
 
     Args:
         worlds: the answers, one per world. The first six are shown; the others are only counted.
@@ -54,7 +54,10 @@ def answers(
 def _answer(
     answer: WorldAnswer, world_index: int, colours: dict[int, str], hint: str, *, is_over: bool
 ) -> Iterator[Markup | None]:
-    """Yield the answer in one world; the drawings are folded unless it is the first world."""
+    """Yield the sentences and drawings on the best lines in one world.
+
+    The drawings are folded unless it is the first world. Arguments are as in ``answers``.
+    """
     if answer.world:
         yield el("h3", answer.world)
     goal = answer.rankings[0] if answer.rankings else None
@@ -121,7 +124,8 @@ def _figures(
 ) -> Iterator[Markup | None]:
     """Yield the costs of the best variant, then drawings side by side, and their legend.
 
-    The drawings are a heat map over the grid, the first Pareto front, and the ranking by the goal.
+    The drawings are a heat map over two keys of the study's grid, a Pareto front of the goal and
+    another cost, and the ranking by the goal. A drawing is left out if it does not apply.
 
     Args:
         answer: the answer in one world.
@@ -149,7 +153,10 @@ def _figures(
 def _folds(
     answer: WorldAnswer, world_index: int, colours: dict[int, str], hint: str, *, is_over: bool
 ) -> Iterator[Markup]:
-    """Yield parts that the reader opens: how sure the answer is, other rankings, pairs of costs."""
+    """Yield folded parts: how sure the answer is; and further rankings and pairs of costs.
+
+    Arguments are as in ``answers``.
+    """
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
         prefix = answer.target_prefix(goal)
@@ -219,7 +226,10 @@ def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Marku
 
 
 def _title_of_best(goal: Ranking) -> str:
-    """Return the title of the first variant's tile; only a variant that the answer names is best."""
+    """Return the title of the first variant's tile, such as "best by time".
+
+    The title has "best" only if the answer's sentences name this variant as the best.
+    """
     if goal.is_named:
         return f"best by {goal.measure.name}"
     if goal.measure.is_cost:
@@ -228,7 +238,7 @@ def _title_of_best(goal: Ranking) -> str:
 
 
 def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLine | None:
-    """Return the variant that is best by ``measure``.
+    """Return the variant that is best by ``measure``, such as the bytes to the target.
 
     None if ``measure`` is the goal, or if no variant is ranked by ``measure``.
     """
@@ -271,7 +281,11 @@ def _draw_ranking(ranking: Ranking, colours: dict[int, str]) -> Markup:
 
 
 def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) -> Markup:
-    """Return a row of a ranking; a line that misses seeds has their count instead of a mean."""
+    """Return a line's row in a ranking: name, mean, and a drawing.
+
+    If some of the line's runs have no value, such as by missing the target, the row has the count
+    of the others instead of the mean.
+    """
     title = line.name
     if line.reference:
         title += ", a reference"

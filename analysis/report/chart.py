@@ -123,7 +123,15 @@ def _figure(
     *,
     is_noisy: bool,
 ) -> Markup:
-    """Return the chart: controls, legend, drawing area and data."""
+    """Return the chart's HTML: controls, legend, drawing area and data for ``chart.js``.
+
+    Args:
+        metric: name of the drawn measure, such as ``accuracy``.
+        series: the lines.
+        axes: the horizontal axes from which the reader chooses.
+        columns: points of all lines, as ``_columns`` returns them for each axis.
+        is_noisy: whether the lines are smoothed at first.
+    """
     lines: list[_ChartLine] = []
     for line in series:
         look = palette.line_of(line.number, 2.0)

@@ -22,7 +22,7 @@ _IN_CHART = ("costs", "accuracy")  # pictures of several runs that the chart rep
 
 
 def key_picture(run: RunFolder) -> str:
-    """Return the main picture of a run: ``accuracy``, or ``traffic`` if nothing was learned."""
+    """Return the name of a run's main picture: ``accuracy``, or ``traffic`` without learning."""
     return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 
@@ -33,9 +33,10 @@ def draw_key_picture(run: RunFolder) -> Markup | None:
 
 
 def draw_run(entry: DetailedRun, is_comparison: bool) -> Iterator[Markup]:
-    """Yield the pictures of one run, without those that other parts of the page show.
+    """Yield the pictures of one run, each folded: it shows when its heading is clicked.
 
-    The reader of the page opens each picture.
+    The timeline is left out, as the page has an interactive one. On a page of a single run, the
+    main picture is left out too, as it is at the top of the page.
 
     Args:
         entry: the run.
@@ -60,9 +61,10 @@ def draw_series(
     is_comparison: bool,
     omitted: str = "",
 ) -> Iterator[Markup]:
-    """Yield the pictures that compare several runs; the reader of the page opens each.
+    """Yield the pictures that compare several runs, each folded: a click on its heading shows it.
 
     Pictures of means over seeds show all series, other pictures the runs in ``single_run_series``.
+    On a page of a single run, these pictures show that run alone.
 
     Args:
         single_run_series: some runs, each a series of one run.
@@ -94,7 +96,14 @@ def _list_runs(series: Sequence[Series]) -> list[RunFolder]:
 def _folded(
     name: str, is_comparison: bool, source: RunFolder | Sequence[RunFolder], *series: object
 ) -> Iterator[Markup]:
-    """Yield a picture in a part that the reader opens; nothing if the picture does not apply."""
+    """Yield a folded picture, which a click on its heading shows; nothing if it does not apply.
+
+    Args:
+        name: name of the picture, as in ``pictures``.
+        is_comparison: whether the report has several runs.
+        source: the run or the runs.
+        series: the same runs as series, if the function of the picture has this argument.
+    """
     figure = draw(name, source, *series)
     if figure is None:
         return
@@ -113,15 +122,15 @@ def fold(
     about: str = "",
     is_open: bool = False,
 ) -> Markup:
-    """Return a part of the page that the reader opens.
+    """Return a foldable part of the page (``details`` in HTML), which a click opens or closes.
 
     Args:
-        title: heading of the part.
+        title: heading of the part, which is always visible.
         content: elements of the part; None is left out.
         level: level of the heading.
-        anchor: id of the part.
+        anchor: id of the part; None for no id.
         about: words on the content, beside the heading.
-        is_open: whether it is open at first.
+        is_open: whether the part is open at first.
     """
     words = el("small", f" {about}") if about else None
     summary = el("summary", el(f"h{level}", title), words)

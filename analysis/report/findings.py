@@ -44,9 +44,10 @@ def find_in_series(all_series: Sequence[Series], *, is_over: bool) -> str | None
 
 
 def find_in_run(run: RunFolder) -> list[Finding]:
-    """Return the findings on one run: sentences on its waste, its longest round and its energy.
+    """Return the findings on one run: pairs of a sentence and an anchor of the page.
 
-    Each has the anchor of the part of the page that shows it.
+    Sentences are on the last test, wasted bytes, the longest round, lost updates and energy. The
+    anchor is the id of the part of the page that shows more.
     """
     sentences = (
         (_final_figures(run), "summary"),

@@ -1,4 +1,4 @@
-"""Drawing of a Pareto front: variants as numbered dots in a plane of two costs, with their names."""
+"""Drawing of a Pareto front: variants as numbered dots in a plane of two costs, with names."""
 
 import math
 from collections.abc import Sequence
@@ -30,9 +30,10 @@ _Position = tuple[float, float]
 
 
 def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
-    """Draw variants in a plane of two costs, as an SVG for a report.
+    """Draw variants in a plane of two costs, as an SVG for a report, with names below.
 
-    Variants on the Pareto front, and close to it, have numbers.
+    A variant is on the Pareto front if no other is better in both costs. Variants on the front, and
+    close to it, have numbers.
 
     Args:
         front: the Pareto front, and all variants.

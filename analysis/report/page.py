@@ -85,7 +85,7 @@ def build(subject: Subject, *, live: bool = False, progress: Markup | None = Non
     Args:
         subject: the runs of the report.
         live: whether runs may be unfinished; the title then begins with "Live".
-        progress: section on the progress of studies, shown first.
+        progress: section on the progress of unfinished studies, shown first; None for none.
     """
     is_comparison = len(subject.runs) > 1
     parts: list[Markup | None] = [progress]
@@ -135,7 +135,11 @@ def build_progress(title: str, progress: Markup | None) -> str:
 def _frame(title: str, body: Markup) -> str:
     """Return the whole page with scripts and style sheets.
 
-    Its content security policy forbids it to load anything.
+    Its content security policy forbids the page to load anything.
+
+    Args:
+        title: title of the browser's window.
+        body: content of the page.
     """
     script_names = [*SCRIPTS]
     sheet_names = ["report.css"]

@@ -81,7 +81,7 @@ def _test_figures(run: RunFolder, measured: Values) -> Iterator[tuple[str, str, 
 
 
 def _label_of_last(name: str, run: RunFolder) -> str:
-    """Return the label of a measure's last value: ``final NAME``, or ``NAME so far`` if unfinished."""
+    """Return the label of a measure's last value: ``final NAME``, or else ``NAME so far``."""
     return f"final {name}" if run.is_done else f"{name} so far"
 
 
@@ -215,9 +215,13 @@ def _describe_lanes(data: TimelineData) -> str:
 
 
 def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
-    """Yield two lists from which the reader chooses two runs to show.
+    """Yield two drop-down lists on the page, from which one chooses two runs to show.
 
     At first the best run is chosen, and a run of another variant.
+
+    Args:
+        entries: the runs to choose from, the best first.
+        total: count of runs of the report, which a text names.
     """
     second = 1
     for index, entry in enumerate(entries):
@@ -247,7 +251,7 @@ def _run_list(name: str, entries: tuple[DetailedRun, ...], selected: int) -> Mar
 
 
 def details(index: int, entry: DetailedRun, is_comparison: bool) -> Iterator[Markup]:
-    """Yield details of a run that the reader opens: pictures, and tables of devices and rounds.
+    """Yield details of a run, each folded: pictures, and tables of devices and rounds.
 
     Args:
         index: index of the run on the page, from 0.
@@ -289,6 +293,9 @@ def section_of_run(index: int, entry: DetailedRun) -> Markup:
 
 def waiting(run: RunFolder) -> Markup | None:
     """Return the part of the page on the critical paths of a run's rounds, with two examples.
+
+    A round's critical path is the chain of steps, such as trainings, that determined when the round
+    ended. The examples are the longest round and a usual one.
 
     Returns:
         The part of the page; None if the run has no rounds or took no time.

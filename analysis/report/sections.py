@@ -40,7 +40,7 @@ def in_short(entry: DetailedRun) -> Markup:
 
 
 def scenario(run: RunFolder) -> Markup:
-    """Return the part of the page with a run's scenario, which the reader opens."""
+    """Return the folded part of the page with a run's scenario."""
     about = "its kinds and sizes, and the file with every default"
     return fold("Scenario", *_scenario(run), anchor="scenario", about=about)
 
@@ -120,7 +120,7 @@ def _ended_early(lines: Sequence[ComparedLine]) -> str:
 
 
 def _unfinished(subject: Subject) -> Iterator[Markup]:
-    """Yield a remark on the runs that are not done."""
+    """Yield a remark that names the shown runs that are not done; nothing if there are none."""
     names = []
     for entry in subject.detailed:
         if not entry.run.is_done:
@@ -134,7 +134,7 @@ def _unfinished(subject: Subject) -> Iterator[Markup]:
 
 
 def _about(text: str) -> Iterator[Markup]:
-    """Yield the description of a study. The reader opens a long one."""
+    """Yield the description of a study, folded if it is long."""
     if len(text) > _LONG_ABOUT:
         yield el("details", el("summary", "What this study asks"), el("p", text))
     elif text:
@@ -142,7 +142,7 @@ def _about(text: str) -> Iterator[Markup]:
 
 
 def comparison(subject: Subject) -> Iterator[Markup]:
-    """Yield parts on several runs that the reader opens: curves, pictures, scenarios and tables."""
+    """Yield the folded parts of a report on several runs: curves, pictures, scenarios, tables."""
     curves = chart(subject.series)
     if curves:
         title = "How the lines get there"
@@ -174,7 +174,7 @@ def _draw_compared_runs(subject: Subject) -> list[Markup]:
 
 
 def _compare_scenarios(subject: Subject) -> Markup:
-    """Return a part with the first variant's scenario, and the keys in which variants differ."""
+    """Return a folded part: the first variant's scenario, and the keys in which variants differ."""
     first_of_line: dict[int, DetailedRun] = {}
     for entry in subject.detailed:
         first_of_line.setdefault(id(entry.line), entry)

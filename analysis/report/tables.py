@@ -81,11 +81,12 @@ def _draw_cell(cell: str | TableCell, look: str | None, *, heads_row: bool) -> M
 
 
 def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
-    """Yield a table of a comparison as one HTML table per topic, and its notes.
+    """Yield a table of a comparison as one HTML table per topic, such as time, and its notes.
 
     Args:
         table: the table.
-        order: indices of the rows in the order to show; not used if it lacks rows.
+        order: indices of the rows in the order to show. If it does not have all rows, they are
+            shown in their own order.
     """
     count = len(table.columns[0].cells)
     if len(order) != count:
@@ -143,7 +144,7 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
             shows the device in this timeline.
 
     Returns:
-        Summary and table; None if no device worked.
+        Short text on the table, to be its heading, and the table; None if no device worked.
     """
     rows = read_devices(run)
     if rows.empty:
@@ -236,12 +237,13 @@ def _with_buttons(
 
 
 def read_devices(run: RunFolder) -> pd.DataFrame:
-    """Return a DataFrame with one row per device that worked, most waste first.
+    """Return a DataFrame with one row per device that worked, most wasted time first.
 
     Returns:
         ``device``, ``speed``, ``samples`` and other columns of ``devices.parquet``; ``tasks``, the
-        count of tasks, and a count per outcome other than ``done``; ``worked_s``; ``wasted_s``, the
-        time of tasks whose work was not used, and its ``share`` (0..1); and ``bytes``.
+        count of tasks, and a count per outcome other than ``done``; ``worked_s``, the time of its
+        tasks' steps (s); ``wasted_s``, the time of steps of tasks whose work was not used, and its
+        ``share`` (0..1); and ``bytes`` that it sent and received.
     """
     history = History(run)
     steps = history.steps.assign(length=history.steps["end"] - history.steps["start"])
@@ -260,9 +262,10 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
 
 
 def wasted_outcomes(run: RunFolder) -> tuple[str, ...]:
-    """Return the outcomes of tasks that were wasted.
+    """Return the outcomes of tasks whose work counts as wasted, such as ``late``.
 
-    A task that is open when the records end is among them, unless the run may go on.
+    ``stopped``, the outcome of a task that is open when the records end, is among them only if the
+    run is done.
     """
     outcomes = tuple(_ENDINGS)
     return outcomes if run.is_done else tuple(name for name in outcomes if name != "stopped")
@@ -302,7 +305,9 @@ _HEADS_OF_MEASURES = {
 
 
 def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
-    """Return a table of times, clients, bytes and test results by round, for at most about 60 rounds.
+    """Return a table of times, clients, bytes and test results by round.
+
+    Of more than 60 rounds, some are shown, among them the best and the last.
 
     Args:
         run: the run.
@@ -310,7 +315,7 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
             shows the round in this timeline.
 
     Returns:
-        Summary and table; None if the run has no rounds.
+        Short text on the table, to be its heading, and the table; None if the run has no rounds.
     """
     rows = []
     start = 0.0

@@ -152,7 +152,10 @@ class _ColumnsOfLanes:
         self.endpoints: tuple[str, ...] = ()
 
     def _choose_devices(self, most_lanes: int, most_steps: int) -> Ints:
-        """Return the devices with lanes: all devices, or some that worked if a limit is exceeded."""
+        """Return the devices that get a lane; int64 [lanes].
+
+        These are all devices, or some of the devices that worked if a limit is exceeded.
+        """
         all_devices = self.history.population.index.to_numpy(np.int64)
         steps = self.activities.steps
         if len(all_devices) <= most_lanes and len(steps) <= most_steps:
@@ -193,13 +196,17 @@ class _ColumnsOfLanes:
         }
 
     def _steps(self) -> Columns:
-        """Return the steps lane by lane; times and numbers as differences, which pack better."""
+        """Return the steps lane by lane, in order of time.
+
+        Start times and numbers such as the round are differences to the previous step in the lane,
+        which compress better.
+        """
         steps = self._in_lanes(self.attempts.steps)
         steps.sort(key=lambda step: (self.lanes[step.device], step.start, step.task))
         first_positions = self._first_positions(steps)
 
         def previous(values: AnyArray) -> Ints:
-            """Return for each step the value of the previous step in its lane; 0 for the first step."""
+            """Return for each step the value of the step before it in its lane; 0 if none."""
             shifted = np.zeros(len(values), dtype=np.int64)
             shifted[1:] = values[:-1]
             # the position of an empty last lane is after all steps, and is no index of a step
@@ -277,7 +284,7 @@ class _ColumnsOfLanes:
         }
 
     def _marks(self) -> Columns:
-        """Return lane, time and kind of each mark, such as a move or the split of a device's data."""
+        """Return lane, time and kind of each mark, such as a move or a split of a device's data."""
         rows: list[tuple[int, float, int]] = []
         for mark in self.activities.marks:
             if mark.kind not in MARKS or mark.device is None or mark.device not in self.lanes:
@@ -294,7 +301,7 @@ class _ColumnsOfLanes:
         }
 
     def _limits(self) -> Columns:
-        """Return when the time limit T of each task's training ends, with the lane of its device.
+        """Return the ends of the time limit T of trainings, with the lanes of their devices.
 
         Limits that end after the run are left out.
         """
@@ -338,7 +345,11 @@ class _ColumnsOfLanes:
         }
 
     def _curves(self) -> Columns:
-        """Return curves of the count of active devices and the load of the server's link (bytes/s)."""
+        """Return times and values of curves over the run.
+
+        The curves are the counts of devices with useful and with wasted work, and the load of the
+        server's link and of messages between devices (bytes/s).
+        """
         # while a run goes on, its open tasks may still become useful
         useful_outcomes = ("done",) if self.run.is_done else ("done", "stopped")
         steps = self.activities.steps

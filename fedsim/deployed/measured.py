@@ -75,9 +75,8 @@ def with_steps(
         logged: dict from task ID to the steps that its device has logged, for tasks without an
             answer.
         wire: counters of the links, which give the delivered bytes of messages that were cut off.
-            None if links have no counters. A message that was cut off then counts as 0 bytes, with
-            one exception: a late device of which no steps are known counts as having received its
-            whole request.
+            None if links have no counters. A message that was cut off then counts as 0 bytes. Only
+            a late device of which no steps are known counts as having received its whole request.
 
     Returns:
         The records, in order of time.
