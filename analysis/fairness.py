@@ -49,25 +49,15 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     """
     if series is None:
         series = each_alone(runs)
-    if any(has_no_server(run.summary["bytes"]) for run in runs):
-        raise style.NothingToDrawError(
-            "devices that exchange messages without a server are selected by nobody"
-        )
-    if not all(run.has_all_devices for run in runs):
-        raise style.NothingToDrawError(
-            "only asked devices have rows, so the waiting times of all are unknown"
-        )
+    _refuse_unknown_selections(runs)
     counts = [selections_of_devices(run) for run in runs]
-    rounds = [int(run.summary["rounds"]) for run in runs]
-    if not any(number and count.any() for number, count in zip(rounds, counts, strict=True)):
+    round_counts = [int(run.summary["rounds"]) for run in runs]
+    if not any(rounds and count.any() for rounds, count in zip(round_counts, counts, strict=True)):
         raise style.NothingToDrawError("no round had a selection, so there is no fairness to draw")
-    clock: Clock = "time"
-    if max(rounds) <= _MOST_APART * max(1, min(rounds)):
-        clock = "round"
 
     figure = Figure(figsize=(style.WIDTH_IN, 8.2))
     above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
-    _draw_over_rounds(above.subplots(1, 4, sharex=True), series, clock)
+    _draw_over_rounds(above.subplots(1, 4, sharex=True), series, _choose_clock(round_counts))
     looks = [palette.line_of(line.number, _WIDTH) for line in series]
     by_group = [selections_of_groups(run) for run in runs]
     has_groups = any(len(table) > 1 for table in by_group)
@@ -82,6 +72,29 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         _draw_groups(panels[1], by_group, [look["color"] for look in looks])
         handles.append(Patch(label=_FAILED, **palette.HATCHED))
     return style.finish(figure, runs, handles)
+
+
+def _refuse_unknown_selections(runs: Sequence[RunFolder]) -> None:
+    """Raise ``NothingToDrawError`` if a run selects no devices, or not all devices are known."""
+    if any(has_no_server(run.summary["bytes"]) for run in runs):
+        raise style.NothingToDrawError(
+            "devices that exchange messages without a server are selected by nobody"
+        )
+    if not all(run.has_all_devices for run in runs):
+        raise style.NothingToDrawError(
+            "only asked devices have rows, so the waiting times of all are unknown"
+        )
+
+
+def _choose_clock(round_counts: Sequence[int]) -> Clock:
+    """Return the unit of the horizontal axis: rounds, or time if runs differ much in rounds.
+
+    Args:
+        round_counts: count of rounds of each run.
+    """
+    if max(round_counts) <= _MOST_APART * max(1, min(round_counts)):
+        return "round"
+    return "time"
 
 
 def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:

@@ -5,7 +5,7 @@ in ``fedsim.records.ledger``. Bytes between parts of the server's side belong to
 never wasted; the ledger counts them as up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import cycle
 
@@ -284,6 +284,19 @@ def draw_purposes_compared(
         panel.set_xlim(0, most / unit.size * 1.22)  # room for text beside the bars
         end_axis_at(panel, most / unit.size)
     name_bars(panels[0], [line.label for line in series])
+    return style.finish(figure, runs, _purpose_legend(tables, colours, most))
+
+
+def _purpose_legend(
+    tables: Sequence[pd.DataFrame], colours: Mapping[str, str], most: float
+) -> list[Artist]:
+    """Return the legend's entries of purposes, and of the lines over bars if there are seeds.
+
+    Args:
+        tables: bytes by purpose (column) of each run (row); a table for each bar.
+        colours: colour of each purpose.
+        most: largest count of bytes of a run, the length of the longest bar.
+    """
     handles: list[Artist] = []
     for purpose, colour in colours.items():
         label = style.shorten(purpose, 24)
@@ -293,7 +306,7 @@ def draw_purposes_compared(
         handles.append(Patch(facecolor=colour, label=label))
     if any(len(seeds) > 1 for seeds in tables):
         handles.append(whisker_entry())
-    return style.finish(figure, runs, handles)
+    return handles
 
 
 def _differ(tables: Sequence[pd.DataFrame], in_paper: list[str]) -> bool:

@@ -194,6 +194,7 @@ def run_command(
     loaded = load(scenario, changes, seed, allow_code=allow_code, tell=options.tell_dropped)
     device = loaded.training.device
     page = None
+    kept_page = None  # the page, if it stays after the run until the user presses Ctrl-C
     with (
         closing(make_executor(executor, workers, address, device, resources)) as pool,
         ExitStack() as stack,
@@ -211,9 +212,8 @@ def run_command(
         is_interrupted = result.summary["status"] == "interrupted"
         open_page = ExitStack()
         if options.is_attended() and not is_interrupted:
-            open_page = stack.pop_all()  # the page stays until the user presses Ctrl-C
-        else:
-            page = None
+            kept_page = page
+            open_page = stack.pop_all()
     resumption = None
     if is_interrupted and job.checkpointer is not None:
         resumption = _resumption(out, allow_code=allow_code)
@@ -223,8 +223,8 @@ def run_command(
         if resumption is not None:
             say(f"interrupted; to go on: {resumption}", err=True)
         with open_page:
-            if page is not None:
-                page.stay()
+            if kept_page is not None:
+                kept_page.stay()
 
     def make_result() -> "VerbResult":
         from fedsim.cli.results.run import RunResult

@@ -154,12 +154,9 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
             payloads = task.payloads.get(direction, [])
             size = sum(size for _, size in payloads)
             delivered = size
-            if is_cut and wire is not None:
-                delivered = min(size, wire.moved(task.device, direction, step_start, now))
-            elif is_cut and (task.steps or outcome == "lost"):
-                # Of a cut step nothing counts as delivered if its bytes are not measured. Only a
-                # late device whose steps are unknown counts as having received its whole request.
-                delivered = 0.0
+            if is_cut:
+                span = (step_start, now)
+                delivered = _delivered_of_cut(task, direction, size, span, outcome, wire)
             facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
         if step.name == "train":
             facts.setdefault("epoch_ends", [])
@@ -167,6 +164,32 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
         yield Record(now, "step-end", {**task.fields, **facts})
         if is_cut:
             return
+
+
+def _delivered_of_cut(
+    task: _MeasuredTask,
+    direction: str,
+    size: float,
+    span: tuple[float, float],
+    outcome: str,
+    wire: WireCounters | None,
+) -> float:
+    """Return how many bytes of a message had arrived when the end of its task cut it off.
+
+    Args:
+        task: the task.
+        direction: ``down`` or ``up``.
+        size: size of the message (bytes).
+        span: start and end of the transfer (s).
+        outcome: outcome of the task.
+        wire: counters of the links; None if there are none, so that nothing is measured.
+    """
+    if wire is not None:
+        start, end = span
+        return min(size, wire.moved(task.device, direction, start, end))
+    if not task.steps and outcome != "lost":
+        return size  # a late device of which no steps are known has received its request
+    return 0.0
 
 
 def _steps_until(task: _MeasuredTask, last: float, outcome: str) -> list[LoggedStep]:
