@@ -93,7 +93,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
 
 
 def _read_bars(series: Sequence[Series]) -> list[_EnergyBar]:
-    """Return the bars of the series that have counted energy, in order."""
+    """Return a bar for each series of which a run has counted energy, in the order of series."""
     bars = []
     for line in series:
         summaries = [run.summary["energy"] for run in line.runs if "energy" in run.summary]

@@ -79,7 +79,7 @@ class LivePage:
 
     @property
     def state(self) -> PageState:
-        """Version, title and line of text of the newest page."""
+        """Version, title and lines of text of the newest page, which browsers receive as JSON."""
         return self._state
 
     def say(self, text: str) -> None:

@@ -123,7 +123,7 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
 
 
 def _draw_peer_load(axes: Axes, view: View) -> None:
-    """Draw the load of all messages between devices."""
+    """Draw the load of all messages between devices over time (bytes/s)."""
     edges = _edges(view)
     rate = interval_means(peer_load(view.history.run), edges)
     has_load = bool(rate.max())

@@ -129,7 +129,7 @@ class Growing(LivePage):
 
 
 def _can_be_shown(path: Path) -> bool:
-    """Whether a folder holds a study, or a run with tables."""
+    """Whether a folder has something to report: a study, or a run whose tables were written."""
     return is_study(path) or any((path / name).is_file() for name in (SUMMARY, f"{LIVE}/{SUMMARY}"))
 
 

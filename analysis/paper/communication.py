@@ -96,7 +96,7 @@ class CommunicationLine:
 
     @property
     def has_missed(self) -> bool:
-        """Whether a run of this line never reached the target."""
+        """Whether at least one run of this line never reached the target."""
         return any(run.parts is None for run in self.runs)
 
     @property

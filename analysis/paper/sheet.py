@@ -113,7 +113,12 @@ class SpreadCurve(NamedTuple):
 
     @classmethod
     def of(cls, spreads: Sequence[Spread], unit: float = 1.0) -> "SpreadCurve":
-        """Convert spreads to arrays, divided by a unit."""
+        """Convert spreads, one for each point of the curve, to arrays.
+
+        Args:
+            spreads: mean and range at each point.
+            unit: unit of the axis, by which the values are divided.
+        """
         table = np.array(spreads, dtype=float).reshape(-1, len(Spread._fields)) / unit
         return cls(table[:, 0], table[:, 1], table[:, 2])
 
@@ -268,7 +273,11 @@ def title_of(name: str, words: str, width: float) -> str:
 
 
 def band_handle(seeds: int) -> Patch:
-    """Return the legend's entry that explains lines and bands over seeds."""
+    """Return the legend's entry that explains lines (means) and bands (ranges) over seeds.
+
+    Args:
+        seeds: count of seeds, for the text.
+    """
     label = f"line: mean; band: lowest to highest of {seeds} seeds"
     return Patch(facecolor=palette.GREY, alpha=2 * BAND, label=label)
 

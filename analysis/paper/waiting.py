@@ -153,7 +153,10 @@ class WaitingLine:
     rest: Spread
 
     def numbers(self) -> list[NumberRow]:
-        """Return the rows of the figure's CSV: one per drawn number."""
+        """Return the rows of the figure's CSV: one per drawn number.
+
+        The numbers are the mean times of each point, and shares of the waiting by device.
+        """
         rows: list[NumberRow] = []
         for point in self.points:
             spreads = {

@@ -43,7 +43,11 @@ class Axis:
         return self.share(min(max(value, self.low), self.high))
 
     def ticks(self, most: int) -> list[float]:
-        """Return round values between the ends, at most about ``most``, ascending."""
+        """Return round values between the ends, such as 0, 20 and 40, to be labelled.
+
+        Args:
+            most: greatest count of values, approximately.
+        """
         if self.high <= self.low:
             return [self.low]
         if not self.is_log:

@@ -102,12 +102,12 @@ class _CostAxis:
         return cls(Axis(low / unit.size, high / unit.size, is_log), unit)
 
     def x(self, cost: float) -> float:
-        """Return the horizontal position of a cost in the drawing."""
+        """Return the horizontal position of a cost in the drawing (SVG units)."""
         width = _RIGHT - _LEFT - 2 * _INSET
         return round(_LEFT + _INSET + self.axis.share(cost / self.unit.size) * width, 1)
 
     def y(self, cost: float) -> float:
-        """Return the vertical position of a cost in the drawing."""
+        """Return the vertical position of a cost in the drawing (SVG units)."""
         height = _BOTTOM - _TOP - 2 * _INSET
         return round(_BOTTOM - _INSET - self.axis.share(cost / self.unit.size) * height, 1)
 

@@ -241,7 +241,7 @@ def check_command(
 
 @click.group("data", short_help="Fetch data sets.")
 def data_group() -> None:
-    """Data sets on disk."""
+    """Download public data sets to this machine."""
 
 
 @data_group.command(

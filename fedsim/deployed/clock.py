@@ -44,7 +44,14 @@ class WallClock(Simulation):
         return max(self.now, on_grid_after((time.time() - self.began) / self.pace))
 
     def _goes_on(self, due: float) -> bool:
-        """Wait until the next event is due in real time, and look for messages meanwhile."""
+        """Wait until the next event is due in real time, and look for messages meanwhile.
+
+        Args:
+            due: time of the next event (s) before the wait; a message may bring an earlier one.
+
+        Returns:
+            Whether the run goes on with the next event.
+        """
         while self.stopped is None and not self._interrupted:
             if time.monotonic() >= self._next_look:
                 self._look()

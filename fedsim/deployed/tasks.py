@@ -141,7 +141,7 @@ class RemoteTasks:
         return time
 
     def anyone_ever(self) -> bool:
-        """Return True, as a node may always connect."""
+        """Return whether any device can be reached now or later: True, as a node may connect."""
         return True
 
     def start(
@@ -206,10 +206,10 @@ class RemoteTasks:
             self._finish(task, cause)
 
     def end_all(self, cause: Cause) -> None:
-        """End all open tasks.
+        """End all open tasks on the server's side; later answers of devices are ignored.
 
         Args:
-            cause: why the tasks end.
+            cause: why the tasks end, such as ``stopped``; it becomes the tasks' outcome.
         """
         for task_id in list(self.running):
             self.end(task_id, cause)

@@ -170,7 +170,10 @@ def _module_imports_flower(module: ModuleType) -> bool:
 
 @cache
 def replace_all() -> None:
-    """Install fedsim's patches of ``time`` and of Flower's functions, once per process."""
+    """Install fedsim's patches of ``time`` and of Flower's functions, once per process.
+
+    They have an effect only in threads that run a simulated app (``running``).
+    """
     for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
         _replace_clock(name, 1.0, begin_s)
         _replace_clock(f"{name}_ns", 1e9, begin_s)
@@ -345,7 +348,11 @@ def _wait_for(
     num_clients: int,
     timeout: float = 86_400,
 ) -> bool:
-    """Replacement of ``SimpleClientManager.wait_for`` that looks once per simulated second."""
+    """Replacement of ``SimpleClientManager.wait_for``, in which simulated time passes.
+
+    It counts the connected clients once per simulated second, until there are ``num_clients``, or
+    for at most ``timeout`` seconds. It returns whether there are enough.
+    """
     end_s = session.clock() + timeout
     while manager.num_available() < num_clients and session.clock() < end_s:
         session.sleep(1.0)

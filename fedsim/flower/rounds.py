@@ -142,7 +142,7 @@ class AppRounds:
         return not self._has_trained or _is_training(message)
 
     def end(self) -> None:
-        """Close the open round, if any."""
+        """Close the open round, if any; called before each new round, and after the last one."""
         ended = self._open_round
         self._open_round = None
         if ended is not None:

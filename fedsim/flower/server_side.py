@@ -536,7 +536,7 @@ class Session(SessionBase):
         self._schedule_turn()
 
     def on_return(self, device: int) -> None:
-        """Send the next message to a device that has become available."""
+        """Send the next waiting message to a device that has become available."""
         self._uncount_continued()
         self._awaited.discard(device)
         self._send_next(device)

@@ -161,7 +161,10 @@ def tables_of(tables: Iterable[ComparedTable]) -> list[TableResult]:
 
 
 class LossResult(ResultEntries):
-    """Variant that ``fedsim study --until-sure`` has dropped, because another is surely better."""
+    """Variant that was dropped: ``fedsim study --until-sure`` adds no more seeds to it.
+
+    Another variant is surely better.
+    """
 
     line: str
     """The line that was dropped."""

@@ -189,7 +189,12 @@ def read(path: Path) -> Checkpoint:
 
 
 def _format_error(path: Path, number: object) -> CheckpointError:
-    """Return the error for a checkpoint of another format."""
+    """Return the error for a checkpoint of another format than this version reads.
+
+    Args:
+        path: the checkpoint's folder.
+        number: format of the checkpoint.
+    """
     return CheckpointError(
         f"the checkpoint {str(path)!r} is of format {number!r}, and this fedsim reads {_FORMAT}: "
         "resume with the fedsim that wrote it, or run the scenario again, with another --out"
