@@ -322,7 +322,10 @@ def _plot(
 def _plot_line(
     panel: Axes, line: Series, x: Floats, line_band: pd.DataFrame, *, has_seeds: bool
 ) -> None:
-    """Draw the mean of a series, with a band over its seeds, or with dots for a few tests."""
+    """Draw the mean of a series as a line, with a band over its seeds if there are several.
+
+    A line without seeds has a dot at each test if the tests are few.
+    """
     look = palette.line_of(line.number, _WIDTH)
     mean = line_band["mean"]
     marker = "o" if not has_seeds and len(x) <= _MARKED else ""

@@ -56,7 +56,14 @@ def _answer(
 ) -> Iterator[Markup | None]:
     """Yield the sentences and drawings on the best lines in one world.
 
-    The drawings are folded unless it is the first world. Arguments are as in ``answers``.
+    The drawings are folded unless it is the first world.
+
+    Args:
+        answer: the answer in this world.
+        world_index: index of the world in the report, from 0.
+        colours: index of a line -> its colour.
+        hint: remark on the certainty of all answers.
+        is_over: whether all runs are done; if not, sentences begin with "So far".
     """
     if answer.world:
         yield el("h3", answer.world)
@@ -155,7 +162,12 @@ def _folds(
 ) -> Iterator[Markup]:
     """Yield folded parts: how sure the answer is; and further rankings and pairs of costs.
 
-    Arguments are as in ``answers``.
+    Args:
+        answer: the answer in one world.
+        world_index: index of the world in the report, from 0.
+        colours: index of a line -> its colour.
+        hint: remark on the certainty of all answers.
+        is_over: whether all runs are done; if not, sentences begin with "So far".
     """
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:

@@ -172,7 +172,10 @@ def run_command(
     watch: bool,
     port: int | None,
 ) -> VerbOutcome:
-    """Run SCENARIO, a file or a name of 'fedsim list scenarios', and write a run folder.
+    """Run SCENARIO, a file or a name of 'fedsim list scenarios', and write a run folder (--out).
+
+    --set changes keys of the scenario. --executor and --workers choose where training is computed,
+    on which results do not depend. --resume continues an interrupted run, --more a finished one.
 
     In a terminal the page of --watch stays after the run, until Ctrl-C, and the exit status is
     that of the run. Elsewhere, and with --json or --quiet, it ends with the run.

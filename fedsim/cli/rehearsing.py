@@ -68,6 +68,9 @@ def rehearse_command(
 ) -> None:
     """Run SCENARIO for real, on Flower's SuperLink and SuperNodes as processes of this machine.
 
+    Messages take real time: each client has a network namespace with the rates of its link, or none
+    with --loopback. Training takes the scenario's time, or real time with --train.
+
     SCENARIO is also simulated. The page in --out compares the real run with the simulation, before
     and after the simulation is calibrated to the real run. With --again nothing is run, and the
     runs in --out are compared once more.

@@ -269,6 +269,9 @@ def figures_command(
 ) -> VerbOutcome:
     """Draw RUNS (run folders, folders of studies) as vector files in the width of a column, with a
     CSV file of the drawn numbers beside each.
+
+    All figures that apply to RUNS are drawn, unless --figure names some. --only selects variants of
+    a study, or values of its grid.
     """
     from fedsim.analysis.paper.figures import write_figures
     from fedsim.analysis.paper.sheet import read_width

@@ -119,8 +119,9 @@ def study_command(
     """Run all variants of STUDY (a file, or a name of 'fedsim list studies') with the same devices,
     network and data, and compare them.
 
-    Run the same command again to continue an interrupted study. 'fedsim study merge DIR... --out
-    PATH' joins the folders that --shard has filled.
+    --only, --seeds, --size and --shard select runs; --set changes keys of all scenarios. Run the
+    same command again to continue an interrupted study. 'fedsim study merge DIR... --out PATH'
+    joins the folders that --shard has filled.
     """
     first, *rest = words
     if first == "merge" and rest:

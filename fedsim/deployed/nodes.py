@@ -212,7 +212,13 @@ class Nodes:
         self._replies.expect(name)
 
     def _receive_answer(self, task: Task, wall: float, reply: Message | Exception) -> None:
-        """Check the answer to a task, and schedule its arrival, or the loss of the task."""
+        """Check the answer to a task, and schedule its arrival, or the loss of the task.
+
+        Args:
+            task: the task.
+            wall: time of the day at which the answer has come (s since 1970).
+            reply: the answer, or the error by which the node or Flower failed.
+        """
         failure = _failure_of(reply)
         if isinstance(reply, Exception) or failure:
             _log.warning("device %d is lost: %s", task.device, failure)
@@ -226,7 +232,10 @@ class Nodes:
         self._call_at_wall_time(partial(self._arrive, task, wall, answer))
 
     def _arrive(self, task: Task, wall: float, answer: CheckedAnswer) -> None:
-        """Record a checked answer, and pass its contents to the strategy if the task is open."""
+        """Record a checked answer, and pass its contents to the strategy if the task is open.
+
+        If the contents cannot be decoded, the task is lost.
+        """
         remote = self._run.remote
         try:
             contents = self._answers.contents(task, answer.packet)

@@ -155,7 +155,16 @@ class RemoteTasks:
         edge: int | None = None,
         context: TaskContext | None = None,
     ) -> Task:
-        """Send a task to a device, and return the task; the arguments become its attributes.
+        """Send a task to an idle device, and return the task.
+
+        Args:
+            device: ID of the device.
+            steps: first steps of the task.
+            round: index of the round; None for a task outside of rounds.
+            group: index of the device's group; None without groups.
+            continues: whether the task continues the device's previous task.
+            edge: index of an edge server; a deployment has none.
+            context: state of the task, with the contents of the request.
 
         Raises:
             SimulationError: the device has another task, or its node is not connected.
