@@ -202,8 +202,9 @@ def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
 
 
 def _curve(run: RunFolder, name: str) -> pd.DataFrame:
-    """Return a measure of tests as a curve with one row per round, as in ``curves_of``.
+    """Return a measure of tests as a curve with one row per round of a run.
 
+    Columns are ``rounds`` (aggregated so far), ``time`` (s), ``bytes``, ``value`` and ``epsilon``.
     ``value`` is NaN if the round was not evaluated.
     """
     table = run.table(ROUNDS).to_pandas()
@@ -238,7 +239,8 @@ def axes_of(curves: Sequence[Sequence[pd.DataFrame]], runs: Sequence[RunFolder])
     """Return the axes of curves (rounds, time and bytes), with units that suit the values.
 
     Args:
-        curves: curves of each series, as in ``curves_of``.
+        curves: curves of each series, as ``curves_of`` returns them: ``rounds``, ``time`` (s),
+            ``bytes`` and ``value`` of each test.
         runs: runs of the curves.
     """
     all_curves: list[pd.DataFrame] = []
@@ -261,7 +263,7 @@ def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
     The band covers the range in which all curves have values.
 
     Args:
-        curves: curves as in ``curves_of``.
+        curves: one curve per seed: DataFrame with the column ``column``, and ``value``.
         column: the column along which curves are compared, ascending.
 
     Returns:

@@ -96,7 +96,8 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
         - ``task``, ``round``, ``device``, ``group`` (NaN for none);
         - ``outcome``: one of ``OUTCOMES``;
         - ``prepares``: whether the task trains no model of the round, as pre-training does;
-        - ``counts``: whether the task is a client of the round, see ``Attempts.clients``;
+        - ``counts``: whether the task counts as a client of the round; False if it ``prepares`` and
+          was successful;
         - ``samples``, ``part``: samples to train on; the number of the part of the device's data
           from 1 on, or 0 for undivided data;
         - ``splits``: whether the device split its data after this task;

@@ -103,7 +103,8 @@ def unit_for(most: float, units: Sequence[tuple[float, float, str]]) -> AxisUnit
 
     Args:
         most: end of the axis, in the base unit (such as s).
-        units: tuples of least, size and name as in ``AxisUnit``; the largest unit first.
+        units: the units to choose from, the largest first. Each is a tuple: the end of the shortest
+            axis for which it is used, its size (both in the base unit), and its name.
     """
     for unit in units:
         if most >= unit[0]:

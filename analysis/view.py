@@ -34,7 +34,7 @@ class View:
         history: the run's records.
         span: from and to (simulated s); by default the whole run.
         most: the largest number of lanes; of more devices, evenly spread ones are shown.
-        order: ``speed``, ``first`` or ``number``, as in ``draw_timeline``.
+        order: ``speed`` (fastest on top), ``first`` (first at work on top) or ``number``.
 
     Attributes:
         activities: activities of the whole run, within the span or not.

@@ -230,7 +230,8 @@ def draw_communication(
     Args:
         series: the lines to draw; a line is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
-        targets: possible targets, see ``measure_communication``.
+        targets: possible targets, the hardest first. The first that all runs reach is used, or else
+            the first that any run reaches.
         fallback_targets: targets that are used if no run reaches any of ``targets``.
 
     Raises:

@@ -159,7 +159,8 @@ def write_figures(
         paths: folders of runs and studies.
         out: folder for the files; by default ``NAME-figures`` beside the first folder.
         figures: names out of ``FIGURES``; by default all figures that apply.
-        only: lines to draw, see ``read_series``; by default all.
+        only: texts ``VARIANT`` or ``KEY=VALUE`` that select the lines to draw (variants of a study,
+            or values of its grid); by default all.
         width: width of each figure (inches).
         formats: endings out of ``FORMATS``.
         target: target of the communication cost; by default the highest target that all runs reach,

@@ -92,7 +92,8 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
     Args:
         series: the line, which is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
-        rounds: indices of the rounds, see ``choose_rounds``.
+        rounds: indices of the rounds; by default the round with the most failed tasks, and the
+            median one.
 
     Raises:
         NothingToDrawError: the run has no rounds with training.

@@ -71,7 +71,7 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
 
 
 def default_out(folder: Path) -> Path:
-    """Return the default path of a report: beside a folder, with a name made from the folder's."""
+    """Return the default path of a report: ``NAME.report.html`` beside a folder called NAME."""
     path = folder.resolve()
     name = style.as_file_name(path.name)[:_LONGEST].lstrip("-.")
     if not name:

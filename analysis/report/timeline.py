@@ -98,7 +98,7 @@ class TimelineData(NamedTuple):
 
 
 def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineData:
-    """Read the timeline of a run.
+    """Read the timeline of a run: each device has a lane (row) with the steps of its tasks.
 
     Args:
         run: the run.

@@ -82,6 +82,8 @@ def read_answer(records: RecordDict, task: Task) -> CheckedAnswer:
 class AnswerReader:
     """Converter of answers of devices' programs (nodes) into contents for the server code.
 
+    The contents are the models, numbers and other values that a device has sent, by name.
+
     Args:
         run: the run of the strategy's code on the server.
     """
@@ -130,7 +132,7 @@ class AnswerReader:
 
 
 def _model_at(task: Task, place: ModelPlace) -> Ref:
-    """Return the model in a task's request relative to which an answer encodes its changes.
+    """Return the model in a task's request to which an answer's decoded changes are added.
 
     Args:
         task: the task.

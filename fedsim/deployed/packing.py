@@ -219,7 +219,10 @@ class ContentPacker:
             payload_name: name of the payload.
             name: name of the content; empty for an item of a list, which has no residual.
             model: the model.
-            bases, residuals: as the arguments of ``pack``.
+            bases: dict from update to the model from which it was trained, with its position in the
+                request.
+            residuals: dict from name of a content to the part that the codec left out when the
+                sender last encoded this content.
         """
         base = bases.get(model)
         base_model = None if base is None else base.model

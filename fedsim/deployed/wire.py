@@ -24,7 +24,8 @@ def sample(file: Path, clients: int) -> None:
     """Record the byte counters of clients' links whenever they change, until the process is killed.
 
     Args:
-        file: the file to write.
+        file: the file to write: lines with time of the day (s), device, and bytes so far to the
+            device and from it, separated by commas.
         clients: count of clients.
     """
     last: dict[int, tuple[int, int]] = {}

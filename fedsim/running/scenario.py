@@ -160,7 +160,7 @@ def load_of_run(
 
     Args:
         folder: the run folder.
-        changes: overrides, as for ``load``.
+        changes: overrides ``key.path=value``; an empty value removes the key.
         allow_code: whether to import code that the scenario names by import path.
         tell: called with a message for each dropped key, as by ``load``.
 
