@@ -96,7 +96,7 @@ def compare_command(
     """
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.measures import read_goal
-    from fedsim.lab.compare.show import as_text, compare_published, print_short, print_tables
+    from fedsim.lab.compare.show import print_short
     from fedsim.lab.compare.table import Comparison
     from fedsim.lab.terminal import Console
 
@@ -108,29 +108,18 @@ def compare_command(
     criterion, budget = read_goal(goal, options["budget"])
     if published is not None:
         _refuse_unused(goal, options)
-    elif goal is not None and prints_all:
+        return _compare_with_paper(runs, published, form)
+    if goal is not None and prints_all:
         raise ScenarioError(
             f"--goal {goal} ranks lines, but {option} prints all figures unranked; give one of "
             "the two"
         )
-    comparison = None
-    tables = []
-    if published is not None:
-        if len(runs) > 1:
-            raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
-        tables = compare_published(runs[0], published)
-    else:
-        lines = read_lines(runs, options["baseline"], criterion, budget).begun()
-        comparison = Comparison(lines, options["targets"], options["ledger"])
-
-    def all_tables() -> list["ComparedTable"]:
-        return tables if comparison is None else comparison.tables()
+    lines = read_lines(runs, options["baseline"], criterion, budget).begun()
+    comparison = Comparison(lines, options["targets"], options["ledger"])
 
     def print_text() -> None:
-        if form is not None:
-            say(*as_text(all_tables(), form).removesuffix("\n").split("\n"))
-        elif comparison is None or whole:
-            print_tables(Console(), all_tables())
+        if prints_all:
+            _print_whole(comparison.tables(), form)
         else:
             print_short(Console(), comparison)
             say("All figures: --all, --markdown and --csv print them.")
@@ -141,11 +130,52 @@ def compare_command(
 
         return CompareResult(
             runs=[*map(str, runs)],
-            answers=[] if comparison is None else answers_of(comparison),
-            tables=tables_of(all_tables()),
+            answers=answers_of(comparison),
+            tables=tables_of(comparison.tables()),
         )
 
     return VerbOutcome(make_result, print_text)
+
+
+def _compare_with_paper(
+    runs: Sequence[Path], published: str, form: Literal["csv", "markdown"] | None
+) -> VerbOutcome:
+    """Compare a study with the figures of a paper (``fedsim compare --published``).
+
+    Args:
+        runs: the study's folder, the only entry.
+        published: TOML file of the paper's figures.
+        form: form of the printed tables; None for tables as the terminal shows them.
+
+    Raises:
+        ScenarioError: several folders are given.
+    """
+    from fedsim.lab.compare.show import compare_published
+
+    if len(runs) > 1:
+        raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
+    tables = compare_published(runs[0], published)
+
+    def make_result() -> "VerbResult":
+        from fedsim.cli.results.compare import CompareResult
+        from fedsim.cli.results.parts import tables_of
+
+        return CompareResult(runs=[*map(str, runs)], answers=[], tables=tables_of(tables))
+
+    return VerbOutcome(make_result, partial(_print_whole, tables, form))
+
+
+def _print_whole(
+    tables: Sequence["ComparedTable"], form: Literal["csv", "markdown"] | None
+) -> None:
+    """Print whole tables as CSV or Markdown, or as the terminal shows them if ``form`` is None."""
+    from fedsim.lab.compare.show import as_text, print_tables
+    from fedsim.lab.terminal import Console
+
+    if form is None:
+        print_tables(Console(), tables)
+    else:
+        say(*as_text(tables, form).removesuffix("\n").split("\n"))
 
 
 def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
