@@ -152,7 +152,8 @@ def selections_of_groups(run: RunFolder) -> pd.DataFrame:
 
     Returns:
         DataFrame with a row per group, whose index is the group (-1 for devices without a group).
-        Columns are ``valid`` and ``failed``: selections whose work was used, and other selections.
+        Columns are ``valid``, the count of selections whose task was done with a finished epoch,
+        and ``failed``, the count of other selections.
     """
     table = selections(run)
     groups = table["group"].fillna(-1).astype(int)

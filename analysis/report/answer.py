@@ -131,8 +131,8 @@ def _figures(
 ) -> Iterator[Markup | None]:
     """Yield the costs of the best variant, then drawings side by side, and their legend.
 
-    The drawings are a heat map over two keys of the study's grid, a Pareto front of the goal and
-    another cost, and the ranking by the goal. A drawing is left out if it does not apply.
+    The drawings are a heat map over two keys of the study's grid, a Pareto front of two costs, and
+    the ranking by the goal. A drawing is left out if it does not apply.
 
     Args:
         answer: the answer in one world.

@@ -56,8 +56,8 @@ def conflicts(scenario: Sections) -> Iterator[str]:
 def _check_learning(scenario: Sections) -> Iterator[str]:
     """Yield a message for each key on learning that has no effect in this scenario.
 
-    These are sections that a strategy with its own training code does not use, and sample counts
-    (``population.samples``) of devices that have data.
+    These are keys that a strategy with its own training code does not use, such as the section
+    ``[model]``, and sample counts (``population.samples``) of devices that have data.
     """
     strategy = scenario.strategy
     if strategy.traits.brings_learning:
