@@ -50,10 +50,10 @@ def draw_membership(run: RunFolder) -> Figure:
     """Draw the group (cluster) of each device over time.
 
     A row per device has the colours of its groups, thin bars for pre-training, and marks of moves,
-    shifts of data, arrivals and departures. Rows are ordered by the device's last group, then by the
-    time of its first assignment; at most 1,500 are shown, evenly spread. Below are the sizes of the
-    groups, over all devices. If the true groups, by the likeness of devices' data, are known, the
-    agreement with them is drawn too.
+    shifts of data, arrivals and departures. Rows are ordered by the device's last group, then by
+    the time of its first assignment; at most 1,500 are shown, evenly spread. Below are the sizes of
+    the groups, over all devices. If the true groups, by the likeness of devices' data, are known,
+    the agreement with them is drawn too.
 
     Raises:
         NothingToDrawError: no device is ever in a group.

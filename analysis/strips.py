@@ -44,7 +44,8 @@ _COLOURS = {"down": palette.STEPS["download"], "up": palette.STEPS["upload"]}
 def capacity(run: RunFolder) -> dict[str, float | None]:
     """Return the capacity of the server's link by direction, ``down`` and ``up`` (bytes/s).
 
-    The value is None if the link is unlimited in this direction, or if the scenario gives no number.
+    The value is None if the link is unlimited in this direction, or if the scenario gives no
+    number.
     """
     server = run.scenario.get("network", {}).get("server", {})
     limits: dict[str, float | None] = {}

@@ -1,7 +1,7 @@
 """Bytes by direction and purpose, over simulated time and in total, with the wasted part.
 
-A byte is wasted if its task did not end as ``done``, or if the task's training finished no epoch, as
-in ``fedsim.records.ledger``. Bytes between parts of the server's side belong to no task and are
+A byte is wasted if its task did not end as ``done``, or if the task's training finished no epoch,
+as in ``fedsim.records.ledger``. Bytes between parts of the server's side belong to no task and are
 never wasted; the ledger counts them as up.
 """
 

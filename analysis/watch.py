@@ -141,8 +141,8 @@ def watch(
 ) -> None:
     """Serve the growing report of folders until ``over`` is set.
 
-    The report is rebuilt when a run has changed. After ``over`` is set, browsers have at most 5 s to
-    receive the last report.
+    The report is rebuilt when a run has changed. After ``over`` is set, browsers have at most 5 s
+    to receive the last report.
 
     Args:
         paths: folders of runs or studies.

@@ -85,8 +85,8 @@ class CommunicationLine:
         number: index of the line, which determines its colour, dash and mark.
         runs: bytes to the target of each run.
         curve: accuracy, or the target's metric, against bytes. A point has bytes, and mean, lowest
-            and highest value over the seeds. The curve covers the range that the tests of every seed
-            cover.
+            and highest value over the seeds. The curve covers the range that the tests of every
+            seed cover.
     """
 
     name: str

@@ -43,8 +43,8 @@ class PaperKind(NamedTuple):
 
     Attributes:
         draw: draws the figure; raises ``NothingToDrawError`` if it does not apply.
-        is_by_line: whether each line (variant with its seeds) has a separate figure, which shows its
-            first run.
+        is_by_line: whether each line (variant with its seeds) has a separate figure, which shows
+            its first run.
     """
 
     draw: Callable[[FigureRequest], PaperFigure]

@@ -170,7 +170,7 @@ def _draw_spans(
     unit: float,
     look: palette.Look,
 ) -> None:
-    """Draw spans of time as bars in the rows of their devices; devices without a row are skipped."""
+    """Draw spans of time as bars in the rows of their devices; skip devices without a row."""
     starts = []
     ends = []
     y = []

@@ -34,8 +34,8 @@ def el(tag: str, *children: str | None, **attributes: object) -> Markup:
         tag: tag of the element.
         children: content of the element. Texts are escaped, and None is left out.
         attributes: attributes of the element. A trailing underscore of a name is removed, and
-            other underscores become hyphens (``class_``, ``aria_label``). True gives an attribute without a value; None
-            and False leave the attribute out.
+            other underscores become hyphens (``class_``, ``aria_label``). True gives an attribute
+            without a value; None and False leave the attribute out.
     """
     opening = f"<{tag}"
     for name, value in attributes.items():

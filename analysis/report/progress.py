@@ -128,7 +128,7 @@ def _runs_at_work(runs: Sequence[StudiedRun]) -> Iterator[Markup]:
 
 
 def _figures(summary: RecordData) -> list[str | tables.TableCell]:
-    """Return cells with rounds, simulated time and accuracy of a run; empty ones at its beginning."""
+    """Return cells with rounds, simulated time and accuracy of a run, empty at its beginning."""
     if not summary:
         return ["", "", ""]
     rounds = int(summary["rounds"])

@@ -1,7 +1,7 @@
 """The command line: each command parses its options, calls the library, and prints.
 
-No other package of fedsim imports ``cli``. The exit status is 0 for success, 1 for a failure, 2 for a
-mistake in the scenario or on the command line, and 130 for an interrupted command, whose results
+No other package of fedsim imports ``cli``. The exit status is 0 for success, 1 for a failure, 2 for
+a mistake in the scenario or on the command line, and 130 for an interrupted command, whose results
 until then are kept. It is 75 if a batch system announced the end of the job.
 """
 

@@ -312,7 +312,8 @@ class Run:
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
         """Return the roofline model, which computes training times from each device's hardware.
 
-        None if the scenario names no hardware of devices, or if the strategy trains by its own code.
+        None if the scenario names no hardware of devices, or if the strategy trains by its own
+        code.
         """
         if capacity.which is None or self.scenario.strategy.traits.brings_learning:
             return None
@@ -371,7 +372,8 @@ class Run:
             learner: the object that trains models.
 
         Raises:
-            ScenarioError: the learner cannot train on a device's samples; the message names the device.
+            ScenarioError: the learner cannot train on a device's samples; the message names the
+                device.
         """
         data = self.data
         drift = self.scenario.drift

@@ -95,7 +95,7 @@ class Scenario(Sections):
         }
 
     def to_toml(self) -> str:
-        """Return the scenario as TOML with every default; reading the text gives the same scenario."""
+        """Return the scenario as TOML with every default, from which the same scenario is read."""
         unused = set(SECTIONS_OF_LEARNING) if self.strategy.traits.brings_learning else None
         return tomli_w.dumps(self.model_dump(mode="python", exclude=unused, exclude_none=True))
 

@@ -39,8 +39,8 @@ class Sections(Spec):
 
     Attributes:
         name: title in reports; never part of a path or a command.
-        seed: seed of all random draws. With one seed, every strategy meets the same devices, network
-            and data.
+        seed: seed of all random draws. With one seed, every strategy meets the same devices,
+            network and data.
         learning: ``on``, or ``off`` for time and bytes only.
         data: the data source, and the partition over devices.
         model: the model.
@@ -87,13 +87,13 @@ class Sections(Spec):
 
     @property
     def figures(self) -> list[EvaluationMetric]:
-        """Metrics with a column in the table of rounds: metrics of tests, and of trainers' reports."""
+        """Metrics with a column in the table of rounds, from tests and from trainers' reports."""
         reported = starmap(reported_metric, self.training.reports.items())
         return [*self.objective.figures, *reported]
 
     @property
     def not_restorable(self) -> str | None:
-        """Reason, as text for the user, why a run of the scenario cannot be resumed; None if it can."""
+        """Text for the user on why a run of the scenario cannot be resumed; None if it can."""
         return self.world.not_restorable or self.strategy.why_not.resuming
 
     def meters_in(self, context: MeterContext) -> Meters:

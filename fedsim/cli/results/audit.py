@@ -62,8 +62,8 @@ class AuditResult(VerbResult):
             run: the run folder.
             status: status of the run.
             findings: title of a check -> its problems.
-            not_checked: sentences on parts of the run that could not be checked, such as values that
-                the user's code has computed.
+            not_checked: sentences on parts of the run that could not be checked, such as values
+                that the user's code has computed.
             unchecked: column, key or entry of the run folder that no check covers -> the reason.
         """
         return cls(

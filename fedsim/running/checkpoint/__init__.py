@@ -12,8 +12,8 @@ from fedsim.common.units import PositiveSeconds
 class CheckpointSpec(Spec):
     """``[checkpoint]``: when a run is saved, so that it can be resumed.
 
-    Saving does not change the run. An interrupted run (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2) is
-    saved too.
+    Saving does not change the run. An interrupted run (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2)
+    is saved too.
 
     Attributes:
         rounds: number of rounds from one save to the next; None: not by rounds.

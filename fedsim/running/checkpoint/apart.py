@@ -19,7 +19,7 @@ from fedsim.learning.scratch import Written
 from fedsim.running.checkpoint.codec import Encoder
 
 LEAST_BYTES = 1 << 20
-"""Least size of an array that is stored in a separate file (bytes); each file takes time to sync."""
+"""Least size (bytes) of an array that has a separate file; each file takes time to sync."""
 
 _NAME = "weights"  # name of the tensor in a file
 
@@ -94,8 +94,8 @@ class LinkedTensors:
     """Register of the large arrays of a run's checkpoints, which have files of their own.
 
     Attributes:
-        newest: ``id()`` of an array in memory -> the array's file in the newest checkpoint that has
-            it.
+        newest: ``id()`` of an array -> the array's file in the checkpoint that is being written;
+            ``replace_written`` empties the dict.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class LinkedTensors:
         self._all.add(tensor)
 
     def find(self, tensor: AnyTensor) -> LinkedTensor | None:
-        """Return the file of an array that an earlier checkpoint has; None if none has it."""
+        """Return the file of an array in an earlier checkpoint; None if no checkpoint has it."""
         if isinstance(tensor, LinkedTensor):
             return tensor
         reference, linked = self._of_arrays.get(id(tensor), (None, None))
@@ -165,7 +165,7 @@ class LinkedTensors:
         self._of_arrays[key] = reference, linked
 
     def replace_written(self, encoder: Encoder) -> None:
-        """Read models from the new checkpoint instead of the scratch file, whose space becomes free.
+        """Read models from the new checkpoint, no more from the scratch file, and free its space.
 
         The scratch file stores the weights that do not fit into memory.
 

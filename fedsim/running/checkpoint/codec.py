@@ -1,9 +1,9 @@
 """Encoding of objects as JSON and arrays, and decoding. Reading never executes code.
 
 Values of these kinds can be encoded: plain values, lists, tuples, dicts, arrays, and objects of the
-registered classes (``fedsim.common.saved``), field by field. An object to which two places refer is restored as one
-object. Floats are restored exactly. Weights of models on disk are read only when the checkpoint is
-written, and after a resume only when they are needed.
+registered classes (``fedsim.common.saved``), field by field. An object to which two places refer is
+restored as one object. Floats are restored exactly. Weights of models on disk are read only when
+the checkpoint is written, and after a resume only when they are needed.
 """
 
 import math

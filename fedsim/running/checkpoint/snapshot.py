@@ -57,7 +57,10 @@ class Origins:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """SHA-256 digests of the initial data of all devices and of each input file, by key."""
+        """SHA-256 digests of the initial data of all devices and of each input file, by key.
+
+        If the run reads no data, the entry ``data`` has the model's sizes as text instead.
+        """
         learner = self._run.learner
         data = self._run.data
         if data is not None:
@@ -204,8 +207,8 @@ class Checkpointer(Saving):
         origins: fingerprints of the run's files.
 
     Attributes:
-        on_saved: function that is called after each save, when the checkpoint is safely on the disk,
-            with the count of finished rounds and the simulated time (s).
+        on_saved: function that is called after each save, when the checkpoint is safely on the
+            disk, with the count of finished rounds and the simulated time (s).
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Checkpoints on disk. A checkpoint is a folder that is written completely or not at all.
 
-A manifest in the folder has the SHA-256 of its files. The last two checkpoints are kept. A model that
-both have is one file with two names (``apart``).
+A manifest in the folder has the SHA-256 of its files. The last two checkpoints are kept. A model
+that both have is one file with two names (``apart``).
 """
 
 import hashlib
@@ -42,6 +42,8 @@ class Checkpoint(NamedTuple):
 
 def write(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors | None = None) -> Path:
     """Write a new checkpoint of a run, and remove all but the last two.
+
+    If the folder has a checkpoint of the same count of events, nothing is written.
 
     Args:
         folder: the run folder, whose tables already have all events before the checkpoint.
