@@ -209,10 +209,10 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
     """
     second_costs = {line.line_index: line.mean.mean for line in second.ranked}
     points: list[CostPoint] = []
-    # the order of a ranking differs from this one if seeds were added until a decision
-    for line in sorted(first.ranked, key=lambda line: line.mean.mean):
-        if line.line_index not in second_costs:
-            continue
+    in_both = [line for line in first.ranked if line.line_index in second_costs]
+    # The order of a ranking differs from this one if seeds were added until a decision, or if
+    # variants with equal first costs differ in the second.
+    for line in sorted(in_both, key=lambda line: (line.mean.mean, second_costs[line.line_index])):
         cost = line.mean.mean
         second_cost = second_costs[line.line_index]
         front = [point for point in points if point.factor == 1]

@@ -20,7 +20,7 @@ from scipy.stats import ttest_1samp, ttest_rel
 import fedsim
 from fedsim.common.errors import ScenarioError
 from fedsim.lab.compare.answer import WorldAnswer, answers, usual_target
-from fedsim.lab.compare.explore import fronts, heat_map, in_words
+from fedsim.lab.compare.explore import ParetoFront, fronts, heat_map, in_words
 from fedsim.lab.compare.lines import ComparedLine, Lines
 from fedsim.lab.compare.measures import cost_of, measure, measures, read_goal, read_work
 from fedsim.lab.compare.paired import mean_of, paired_difference, pairs_to_tell
@@ -317,9 +317,7 @@ def test_who_comes_next_to_a_pareto_front_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_front_does_not_depend_on_the_order_of_a_ranking() -> None:
-    """A ranking that follows a decision has dropped lines last, even those with a lower mean."""
-    costs = {"leader": (12.0, 10.0), "other": (20.0, 30.0), "dropped": (11.0, 9.0)}
+def front_of(costs: dict[str, tuple[float, float]]) -> ParetoFront:
     rankings = []
     for index, cost in enumerate(("time", "traffic")):
         lines = []
@@ -328,8 +326,20 @@ def test_a_front_does_not_depend_on_the_order_of_a_ranking() -> None:
             lines.append(RankedLine(line_index, name, False, by_seed, frozenset(by_seed)))
         rankings.append(Ranking(cost_of(cost, Target(0.5)), tuple(lines), None))
     (front,) = fronts(WorldAnswer("", Target(0.5), tuple(rankings), ()))
+    return front
+
+
+def test_a_front_does_not_depend_on_the_order_of_a_ranking() -> None:
+    """A ranking that follows a decision has dropped lines last, even those with a lower mean."""
+    front = front_of({"leader": (12.0, 10.0), "other": (20.0, 30.0), "dropped": (11.0, 9.0)})
     assert [point.line.name for point in front.points] == ["dropped", "leader", "other"]
     assert [point.line.name for point in front.front] == ["dropped"]
+
+
+def test_of_variants_with_the_same_first_cost_one_is_on_the_front() -> None:
+    front = front_of({"more": (10.0, 9.0), "less": (10.0, 7.0), "dear": (20.0, 6.0)})
+    assert [point.line.name for point in front.front] == ["less", "dear"]
+    assert [point.line.name for point in front.runners_up] == ["more"]
 
 
 # by a table of t: 18 pairs of mean 1 and deviation 2, not 17
