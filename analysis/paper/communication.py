@@ -152,8 +152,8 @@ def measure_communication(
 
     Args:
         series: the lines of the figure, each with the runs of a variant or scenario.
-        targets: possible targets, the hardest first. The first that all runs reach is used, or else
-            the first that any run reaches.
+        targets: possible targets. Accuracies are preferred to other metrics. The hardest target
+            that all runs reach is used, or else the hardest that any run reaches.
         fallback_targets: targets among which one is chosen in the same way if no run reaches any of
             ``targets``.
 
@@ -184,13 +184,24 @@ def measure_communication(
     return Communication(target, tuple(lines))
 
 
-def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Target | None:
-    """Return the first target that all runs reach, or else the first that any run reaches.
+def _sort_hardest_first(targets: Sequence[Target], runs: Sequence[RunFolder]) -> list[Target]:
+    """Return the targets in order: accuracies first, and the hardest first of each metric."""
 
-    None if no run reaches any of the targets.
+    def rank(target: Target) -> tuple[bool, str, float]:
+        is_maximised = any(target.is_maximised(run.summary) for run in runs)
+        sign = -1 if is_maximised else 1
+        return target.metric != "accuracy", target.metric, sign * target.value
+
+    return sorted(targets, key=rank)
+
+
+def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Target | None:
+    """Return the hardest target that all runs reach, or else the hardest that any run reaches.
+
+    The result is None if no run reaches any of the targets.
     """
     reached_by_some = None
-    for target in targets:
+    for target in _sort_hardest_first(targets, runs):
         reached = [
             costs_until_target(run.rounds, target, run.summary)["rounds"] is not None
             for run in runs
@@ -230,8 +241,8 @@ def draw_communication(
     Args:
         series: the lines to draw; a line is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
-        targets: possible targets, the hardest first. The first that all runs reach is used, or else
-            the first that any run reaches.
+        targets: possible targets. Accuracies are preferred to other metrics. The hardest target
+            that all runs reach is used, or else the hardest that any run reaches.
         fallback_targets: targets that are used if no run reaches any of ``targets``.
 
     Raises:

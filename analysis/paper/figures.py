@@ -26,7 +26,7 @@ class FigureRequest:
     Attributes:
         series: the lines, each a variant or scenario with its runs over seeds.
         width: width of each figure (inches).
-        targets: possible targets of the communication cost, the hardest first.
+        targets: possible targets of the communication cost.
         fallback_targets: targets that are used if no run reaches any of ``targets``.
         rounds: indices of the rounds that the figure ``rounds`` draws; empty for the default.
     """

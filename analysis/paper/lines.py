@@ -101,12 +101,12 @@ def _select(descriptions: Sequence[Mapping[str, str]], only: Sequence[str]) -> l
 
 
 def declared_targets(paths: Sequence[Path]) -> list[Target]:
-    """Return the targets that studies declare, the highest values first; none without a study."""
+    """Return the targets that studies declare, each once; none without a study."""
     targets: list[Target] = []
     for path in paths:
         if is_study(path):
             targets += map(Target.read, read_index(path).targets)
-    return sorted(dict.fromkeys(targets), key=lambda target: -target.value)
+    return list(dict.fromkeys(targets))
 
 
 def refuse_too_many(figure: str, series: Sequence[Series], most: int) -> None:

@@ -254,6 +254,12 @@ def test_the_target_is_the_hardest_that_all_reach(run: RunFolder) -> None:
         measure_communication([series_of(run)], [Target(1.0)])
 
 
+def test_the_hardest_target_of_a_loss_is_the_least(run: RunFolder) -> None:
+    losses = [row["loss"] for row in run.rounds]
+    targets = [Target(value, "loss") for value in (max(losses), min(losses), 0.0)]
+    assert measure_communication([series_of(run)], targets).target == Target(min(losses), "loss")
+
+
 def test_rounds_are_the_attempts(split: RunFolder, grouped: RunFolder) -> None:
     drawing = draw_rounds(series_of(split), 3.5, [0, 1])
     tasks = {event["task"] for event in split.events if event["round"] in (0, 1)} - {None}

@@ -62,9 +62,16 @@ class Target(NamedTuple):
         """
         if value is None:
             return False
+        return value >= self.value if self.is_maximised(summary) else value <= self.value
+
+    def is_maximised(self, summary: RecordData) -> bool:
+        """Whether greater values of the metric are better, so that a greater target is harder.
+
+        Args:
+            summary: summary of a run, which states this for metrics other than the accuracy.
+        """
         metrics = {"accuracy": {"best_is": "most"}, **summary.get("metrics", {})}
-        more_is_better = metrics.get(self.metric, {}).get("best_is") == "most"
-        return value >= self.value if more_is_better else value <= self.value
+        return metrics.get(self.metric, {}).get("best_is") == "most"
 
 
 def costs_until_target(
