@@ -174,11 +174,13 @@ def run_command(
 ) -> VerbOutcome:
     """Run SCENARIO, a file or a name of 'fedsim list scenarios', and write a run folder (--out).
 
-    --set changes keys of the scenario. --executor and --workers choose where training is computed,
-    on which results do not depend. --resume continues an interrupted run, --more a finished one.
+    --set changes keys of the scenario. --executor and --workers choose where training is computed;
+    --address and --resources belong to '--executor ray', a cluster. Results do not depend on them.
+    --resume continues an interrupted run, --more a finished one.
 
-    In a terminal the page of --watch stays after the run, until Ctrl-C, and the exit status is
-    that of the run. Elsewhere, and with --json or --quiet, it ends with the run.
+    --watch serves a page about the run on --port. In a terminal the page stays after the run, until
+    Ctrl-C, which does not change the exit status. Elsewhere, and with --json or --quiet, the page
+    ends with the run.
     """
     from fedsim.clock.executors import make_executor
     from fedsim.lab.terminal import summary_lines

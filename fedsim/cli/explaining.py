@@ -88,11 +88,16 @@ def compare_command(
     goal: str | None,
     **options: Any,
 ) -> VerbOutcome:
-    """Compare RUNS (run folders, folders of studies): who is best, by how much, and how surely.
+    """Compare RUNS (run folders, folders of studies): which run or variant is best, by how much,
+    and how surely.
 
-    The best is the one that reaches the target (--target) in the least simulated time, unless
-    --goal or a study names another measure. The most important figures are printed; --all, --csv
-    and --markdown print all. With --published a study is compared with a paper's figures only.
+    The best reaches the target (--target) in the least simulated time, unless --goal or a study
+    names another measure. --budget sets limits within which the best accuracy wins. --baseline is
+    the run or variant with which every other one is compared. --ledger selects the bytes that
+    count.
+
+    The most important figures are printed; --all, --csv and --markdown print all. With --published
+    a study is compared with a paper's figures only.
     """
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.measures import read_goal
@@ -218,9 +223,10 @@ def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
 def why_command(run: Path, number: int | None) -> VerbOutcome:
     """Explain how long the rounds of RUN took, in simulated time.
 
-    With --round, the critical path of this round is shown: the chain of steps, such as a device's
-    training, that determined when the round ended. Without it, the parts that such steps have in
-    the time of all rounds are shown.
+    The critical path of a round is the chain of steps, such as a device's training, that determined
+    when the round ended. With --round, the critical path of this round is shown. Without it, a table
+    shows how much time each kind of step, such as computing, has taken on the critical paths of all
+    rounds.
     """
     from fedsim.lab.compare.critical_path import CriticalPaths
     from fedsim.lab.compare.critical_words import (

@@ -29,8 +29,9 @@ class VerbOutcome:
         make_result: function that returns the result object, which ``--json`` prints.
         print_text: function that prints the result as text for people.
         status: the exit code.
-        complaints: lines about failures, which ``--quiet`` prints to stderr; without it,
-            ``print_text`` prints them too.
+        complaints: lines about failures. With ``--quiet`` they are printed to stderr, in place of
+            ``print_text``. Without it they are not printed, so ``print_text`` must name the
+            failures itself.
     """
 
     make_result: Callable[[], "VerbResult"]

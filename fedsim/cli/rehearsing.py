@@ -68,8 +68,10 @@ def rehearse_command(
 ) -> None:
     """Run SCENARIO for real, on Flower's SuperLink and SuperNodes as processes of this machine.
 
-    Messages take real time: each client has a network namespace with the rates of its link, or none
-    with --loopback. Training takes the scenario's time, or real time with --train.
+    Messages take real time. Each client has a network namespace with the rates of its link; with
+    --loopback there are no namespaces, and messages are as fast as this machine. Training takes the
+    scenario's time, or real time with --train. Flower's waits between two looks for messages are
+    shortened, unless --flower-waits is given. --port is the port of the SuperLink.
 
     SCENARIO is also simulated. The page in --out compares the real run with the simulation, before
     and after the simulation is calibrated to the real run. With --again nothing is run, and the

@@ -158,8 +158,10 @@ def calibrate_command(
     """Fit a population and a network to LOG: a table of the tasks of a real deployment (CSV or
     Parquet), or a run folder.
 
-    The folder --out gets a scenario with the fitted speeds and links. --bytes, --samples and
-    --epochs replace columns that LOG does not have.
+    The folder --out gets a scenario with the fitted speeds and links. It has distributions over
+    clients, or each client's own values with --by-client. --bytes, --samples and --epochs give the
+    values of columns that LOG does not have. --latency gives the latency of all links, which
+    otherwise is fitted too. --protocol is the model of transfers that is fitted.
     """
     from fedsim.common.units import Bytes, Seconds, read_quantity
     from fedsim.lab.calibrate import calibrate
@@ -267,11 +269,15 @@ def figures_command(
     only: tuple[str, ...],
     rounds: tuple[int, ...],
 ) -> VerbOutcome:
-    """Draw RUNS (run folders, folders of studies) as vector files in the width of a column, with a
-    CSV file of the drawn numbers beside each.
+    """Draw RUNS (run folders, folders of studies) as figures for a paper, each with a CSV file of
+    the drawn numbers.
 
     All figures that apply to RUNS are drawn, unless --figure names some. --only selects variants of
-    a study, or values of its grid.
+    a study, or values of its grid. --width is the width of a figure, by default a column of 3.5in;
+    --format is pdf, svg or png, or several with commas between.
+
+    --round selects the rounds that the figure 'rounds' draws. --target is the accuracy, or value of
+    another metric, up to which the figure 'communication' counts bytes.
     """
     from fedsim.analysis.paper.figures import write_figures
     from fedsim.analysis.paper.sheet import read_width
@@ -314,8 +320,9 @@ def figures_command(
 @out("The folder to write, for 'tensorboard --logdir'.", required=True)
 @one_message
 def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
-    """Write the rounds of RUNS (or studies) for TensorBoard: "Step" is the round, "Relative" the
-    simulated time.
+    """Write the rounds of RUNS (run folders, folders of studies) for TensorBoard, into --out.
+
+    In TensorBoard, "Step" is the round, and "Relative" the simulated time.
     """
     from fedsim.lab.trackers.exports import write_tensorboard
 
@@ -336,8 +343,10 @@ def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
 )
 @one_message
 def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
-    """Write RUNS (or studies) for MLflow: the step is the round, the time the simulated time; a
-    study is an experiment.
+    """Write RUNS (run folders, folders of studies) to MLflow. --out is a folder, or the URI of a
+    tracking server.
+
+    MLflow's step is the round, its timestamp the simulated time, and its experiment the study.
     """
     from fedsim.lab.trackers.exports import write_mlflow
 
@@ -359,8 +368,10 @@ def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
 )
 @one_message
 def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:
-    """Write RUNS (or studies) for W&B, on this machine alone: the step is the round; a study is
-    a group.
+    """Write RUNS (run folders, folders of studies) for W&B into the folder --out, to upload later.
+
+    Nothing is sent: 'wandb sync' uploads the files, to the project --project. W&B's step is the
+    round, and its group the study.
     """
     from fedsim.lab.trackers.exports import write_wandb
 

@@ -119,9 +119,13 @@ def study_command(
     """Run all variants of STUDY (a file, or a name of 'fedsim list studies') with the same devices,
     network and data, and compare them.
 
-    --only, --seeds, --size and --shard select runs; --set changes keys of all scenarios. Run the
-    same command again to continue an interrupted study. 'fedsim study merge DIR... --out PATH'
-    joins the folders that --shard has filled.
+    --only, --seeds and --shard select runs; --size selects one of the sizes that the study's file
+    defines; --set changes keys of all scenarios. --until-sure adds seeds until the best variant is
+    sure. --dry-run runs nothing, and prints the runs and their predicted cost.
+
+    Run the same command again to continue an interrupted study. '--shard 1/4' runs a quarter of the
+    runs, for example on one of four machines; 'fedsim study merge DIR... --out PATH' then joins the
+    four folders.
     """
     first, *rest = words
     if first == "merge" and rest:

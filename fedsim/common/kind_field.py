@@ -42,17 +42,19 @@ def _part_errors() -> Iterator[None]:
 class KindField:
     """Pydantic annotation of a scenario key whose value is one of several kinds.
 
-    It validates a name, a table or a ``Spec`` instance as one of the kinds.
+    The value is the name of a kind, a table with the key ``kind``, or a ``Spec`` instance. The
+    attributes allow short forms of the table in addition.
 
     Attributes:
         registry: the allowed kinds.
-        bare: the key that is set by a plain value that is neither a table nor the name of a kind:
-            ``deadline = "90 s"`` sets the key ``time`` of the usual kind. None: such values are
-            refused.
-        by_device: whether a list is accepted as kind ``list``, and a table with the key ``file`` as
-            kind ``file``.
-        by_kind: whether a table without ``kind`` and ``file`` is accepted as kind ``by-kind``, with
-            a value for each kind of device.
+        bare: a key of the usual kind (``registry.usual``), which a plain value sets. If ``bare`` is
+            ``time``, ``deadline = "90 s"`` stands for ``deadline = { time = "90 s" }``. None: plain
+            values other than names of kinds are refused.
+        by_device: whether a list stands for the table of kind ``list`` with these ``values``, one
+            for each device, and a table with the key ``file`` is of kind ``file``.
+        by_kind: whether a table without ``kind`` and ``file``, such as ``{ phone-mid = 1 }``,
+            stands for the table of kind ``by-kind`` with these ``values``, one for each kind of
+            device.
     """
 
     registry: Registry

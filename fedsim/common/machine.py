@@ -95,7 +95,11 @@ class GpuShares:
         self._lock = Lock()
 
     def take(self) -> str | None:
-        """Return the GPU with the fewest processes, for a new process; None if there are no GPUs."""
+        """Assign a GPU to a new process: the GPU with the fewest processes.
+
+        Returns:
+            The GPU; None if the object was made without GPUs.
+        """
         with self._lock:
             if not self._counts:
                 return None
@@ -107,7 +111,7 @@ class GpuShares:
         """Note that a process to which a GPU was assigned has ended.
 
         Args:
-            gpu: the GPU; None if the process had none.
+            gpu: the GPU; None if ``take`` returned None for the process.
         """
         with self._lock:
             if gpu is not None:
@@ -117,7 +121,11 @@ class GpuShares:
     def variables(gpu: str | None) -> dict[str, str]:
         """Return environment variables with which a new process sees only one GPU.
 
-        They must be set when the process starts, as torch reads them when it is loaded.
+        The variables must be set when the process starts, as torch reads them when it is loaded.
+
+        Args:
+            gpu: the GPU, a result of ``take``; None for no variables, so that the process sees all
+                GPUs that this process sees.
         """
         return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
 

@@ -33,11 +33,11 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
     Args:
         fixed: FLOPs of a batch that do not depend on its count of samples.
         a_sample: additional FLOPs for each sample of the batch.
-        moved: bytes read and written for a batch.
+        moved: bytes read and written for a batch, whatever its count of samples.
 
     Returns:
-        A row of an ``Operations`` array, float64 [1, 2 COLUMNS]: a fixed amount and an amount per
-        sample of FLOPs, bytes moved, and the other columns; no additional passes over the data.
+        The cost as an ``Operations`` array with one row, float64 [1, 2 COLUMNS]. The bytes of
+        additional passes over the data are 0.
     """
     flops = (fixed, a_sample)
     moved_bytes = (moved, 0.0)
@@ -47,11 +47,12 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Cost of an SGD step of a model: operations and memory traffic, for times on devices.
+    """Cost of an SGD step of a model, from which its time and memory on a device are computed.
 
     Attributes:
         forward, backward, update: operations of the forward pass, the backward pass and the
-            optimiser.
+            optimiser's update, float64 [operations, 2 COLUMNS] each. A row has FLOPs and bytes
+            moved by an operation: for each a fixed amount and an amount per sample of the batch.
         weights: memory of the model's weights (bytes).
         memory: memory of weights, gradients and the optimiser's state during a training (bytes).
         memory_a_sample: memory for each sample of a batch until its backward pass (bytes).

@@ -29,9 +29,11 @@ class Registry:
     A kind has a name, and a class with its parameters and its rule.
 
     Attributes:
-        called: name of the part in messages, from which the name of ``group`` is derived.
+        called: name of the part in messages, such as ``server optimiser``. It also gives the name
+            of the entry point group (``group``).
         base: import path of the class that all kinds inherit; empty if users cannot add a kind.
-        known: name -> import path or class, and the title that ``fedsim list`` shows.
+        known: built-in kinds: name -> pair of the class (or its import path) and the title that
+            ``fedsim list`` shows.
         usual: the kind of a table without ``kind``; None if the table must have a ``kind``.
         key: dotted name of the scenario's key for the part, such as ``strategy.selection``, in
             messages about a user's class.

@@ -78,8 +78,9 @@ class Returns:
 
     Attributes:
         allowed: the allowed values in words, for messages; empty for words made from the type.
-        find_mistake: function of a value of the right type and the hook's arguments that returns
-            the mistake in words, or "".
+        find_mistake: ``find_mistake(value, *arguments)`` returns what is wrong with a value of the
+            right type, in words, or "". ``arguments`` are the arguments of the hook's call, with
+            ``self`` as the first.
         allowed_draws: the random numbers that the hook may draw, in words. A draw from a global
             generator is then an error. Empty if draws are not checked.
         guarded: whether the returned object has hooks, which are checked too.
@@ -107,9 +108,11 @@ def returns(
 
     Args:
         allowed: the allowed values in words, for messages; empty for words made from the type.
-        find_mistake: function of a value of the right type and the hook's arguments that returns
-            the mistake in words, or "".
-        allowed_draws: the random numbers that the hook may draw, in words; see ``Returns``.
+        find_mistake: ``find_mistake(value, *arguments)`` returns what is wrong with a value of the
+            right type, in words, or "". ``arguments`` are the arguments of the hook's call, with
+            ``self`` as the first.
+        allowed_draws: the random numbers that the hook may draw, in words. A draw from a global
+            generator is then an error. Empty if draws are not checked.
         guarded: whether the returned object has hooks, which are checked too.
     """
 
@@ -352,16 +355,20 @@ class HookRule:
         options: Mapping[str, object] | None = None,
         verb: str = "returns",
     ) -> None:
-        """Check a value, and guard its class if the value has hooks itself.
+        """Check a value that a method has returned, or that an attribute has.
+
+        If the value is an object that has hooks (``Returns.guarded``), the class of the object is
+        changed so that results of these hooks are checked too.
 
         Args:
             value: the value.
-            arguments: the hook's positional arguments; the first is the object that has the hook.
-            options: the hook's arguments by name.
-            verb: word of the message between the name and the value.
+            arguments: positional arguments of the method's call, ``self`` included; a single None
+                for an attribute, which is not called.
+            options: keyword arguments of the call; None for none.
+            verb: verb of the error message: "Mine.select returns ..." or "Mine.limit is ...".
 
         Raises:
-            FedsimError: the value breaks the rule; of type ``error_type``.
+            FedsimError: the value breaks the rule. The error's type is ``error_type``.
         """
         if self._is_right_type(value):
             mistake = self.returns.find_mistake(value, *arguments, **(options or {}))
@@ -402,10 +409,10 @@ def guard(user_class: type, key: str, class_key: str = "", like: type | None = N
 
     Args:
         user_class: the class.
-        key: key of the scenario that errors about results of methods name.
-        class_key: key that errors about the form of a method or the value of an attribute name; by
-            default ``key``.
-        like: a fedsim class that counts as its base, although the class may not inherit it.
+        key: key of the scenario that is named in later errors, when a method has returned a wrong
+            value.
+        class_key: key of the scenario that is named in errors of this call; empty for ``key``.
+        like: a fedsim class that counts as a base of ``user_class``, which need not inherit it.
 
     Raises:
         ScenarioError: a method has a wrong form, or an attribute a wrong value.

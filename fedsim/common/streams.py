@@ -81,9 +81,10 @@ def _root(seed: int, purpose: str) -> int:
 class Streams:
     """Random numbers of a run, determined by the run's seed and the name of each draw.
 
-    A name is a purpose (names with ``world/...`` give the same draws for every strategy) and
-    integers, such as the index of a device. So draws do not depend on their order, and equal names
-    give equal draws.
+    The name of a draw consists of a purpose, such as ``world/arrival``, and of integers, such as
+    the index of a device. Equal names give equal draws, in whatever order they are drawn. Purposes
+    that begin with ``world/`` are for draws that do not depend on the strategy, so that with one
+    seed every strategy meets the same world.
 
     Args:
         seed: seed of the run, 0 or more.

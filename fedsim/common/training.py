@@ -53,13 +53,13 @@ def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
 
 
 def union(first: Places, second: Places) -> Places:
-    """Return the union of two lists of ranges of a model's parameters.
+    """Return the positions that are in at least one of two lists of ranges, as ascending ranges.
 
-    Ranges are pairs (begin, end) of positions in the array of all parameters of a model.
+    A range is a pair (begin, end) of positions in the array of all parameters of a model.
 
     Args:
-        first: a list of ranges (begin, end), ascending.
-        second: a second list.
+        first: ranges, ascending.
+        second: ranges, ascending.
     """
     merged: list[tuple[int, int]] = []
     for begin, end in sorted([*first, *second]):
@@ -171,10 +171,12 @@ Penalised = Literal["kernels", "dense"]
 @saved()
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a device's samples with about the mix of classes of all of them (CATA-Fed).
+    """One of 2^splits parts of a device's samples, which have about equal shares of each class.
+
+    Source: CATA-Fed.
 
     Attributes:
-        splits: count of halvings of the samples, which give 2^splits parts.
+        splits: how often the samples are halved.
         number: index of the part, from 1.
         out_of: count of all samples of the device.
     """
@@ -196,12 +198,15 @@ class Part:
 class Contrast:
     """Contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3).
 
-    The term is weight x -log(p / (p + q)). Here log p is the cosine of the sample's representations
-    by the trained model and by the start model, divided by ``temperature``; log q is the same with
-    the model ``previous`` in place of the start model. Each step costs two more forward passes.
+    The term is weight x -log(p / (p + q)), with p = exp(cos(z, z_start) / temperature) and
+    q = exp(cos(z, z_previous) / temperature). Here z, z_start and z_previous are representations of
+    the sample (the inputs of the last dense layer) by three models: the model in training, the
+    model from which the training starts, and ``previous``. In simulated time each step costs two
+    more forward passes, by the start model and by ``previous``.
 
     Attributes:
-        previous: a model (a ``Ref``).
+        previous: the model (a ``Ref``) from which the term pulls the trained model away; in MOON
+            the result of the device's previous training.
         weight: weight of the term.
         temperature: above 0.
     """
@@ -260,7 +265,7 @@ class ModelCut(NamedTuple):
     Attributes:
         by: the kind of cut: ``width``, ``rank`` or ``adapters``.
         size: with ``width``, the share of channels and units that the smaller model has; with
-            ``rank``, the rank of the adapters; 1 with ``adapters``, if only adapters are trained.
+            ``rank``, the rank of the adapters; with ``adapters`` (only adapters are trained), 1.
     """
 
     by: CutBy
@@ -288,27 +293,32 @@ NO_PROXIMAL = Proximal(0.0)
 @saved()
 @dataclass(slots=True, unsafe_hash=True, init=False)
 class Training:
-    """Local SGD on a device's own data.
+    """Local SGD on a device's own data, as a strategy describes it.
 
-    A step changes the model w by w <- w - lr (gradient + mu (w - anchor) + linear); w begins as
-    ``start``. The gradient is of a batch, with weight decay and L2 by ``[training]``. With
-    momentum, the velocity accumulates the whole sum in the parentheses.
+    The model w begins as ``start``. Each step takes a batch, and changes w by
+    w <- w - lr (gradient + mu (w - anchor) + linear). The gradient is of the batch's mean loss with
+    the contrastive term; weight decay and L2 penalty by the scenario's ``[training]`` are added.
+    With momentum, the velocity accumulates the whole sum in the parentheses.
 
     Attributes:
-        start: the model at the beginning: a ``Ref``, ``BEST`` or a ``PreviousResult``.
+        start: the model at the beginning. A ``Ref`` is a model that the device has received or
+            stored. ``BEST`` is the model of least loss in the task's last ``Evaluate`` step. A
+            ``PreviousResult`` is a weighted sum of results of the task's earlier trainings.
         amount: ``LocalEpochs`` or ``LocalSteps``; a number is a count of epochs.
         batch_size: count of samples in a batch; ``ALL_SAMPLES`` for one batch of all samples, None
             for the size in ``[training]``.
         part: the part of its data that the device trains on; None for all.
         proximal: the proximal term, with its mu and anchor.
-        linear: an array [d] that is added to every gradient (a ``Ref``); None for nothing.
+        linear: an array [d], for d parameters, that is added to every gradient (a ``Ref``); None
+            for nothing.
         contrast: a contrastive term in the loss; None for none.
-        lr: the learning rate; None for the rate in ``[training]``, decayed by the round.
+        lr: the learning rate lr; None for the rate in ``[training]`` after its decay up to the
+            present round.
         held: ranges of parameters that keep their values of ``start``: pairs (begin, end) of
             positions in the array of all parameters, which cover whole tensors. A step takes as
             long as without them.
-        share: share of the batches that are processed, if a trainer stops early; shortens all
-            epochs.
+        share: factor of the simulated time of each epoch, below 1 if a trainer stops early and
+            skips a part of the batches.
         cut: the smaller model that is trained, which determines the cost of a step; None: the whole
             model. All values outside of the smaller model are 0 or held.
         result: ``model``: the result is the trained model; ``last-gradient``: it is the gradient of
@@ -452,8 +462,10 @@ class Training:
     def batching(self, usual: Batching) -> Batching:
         """Return the division into batches that this training uses.
 
+        It is ``usual``, with ``batch_size`` in place of its size if ``batch_size`` is not None.
+
         Args:
-            usual: the division into batches of ``[training]``.
+            usual: the division into batches by the scenario's section ``[training]``.
         """
         if self.batch_size is not None:
             return Batching(self.batch_size, usual.last)
@@ -494,21 +506,21 @@ class Limit:
     """Time limit of a device's training, and the device's behaviour at the limit.
 
     Attributes:
-        stop_at: the absolute time (s) at which the device stops; finished epochs count. None: no
-            such time.
+        stop_at: the simulated time (s) at which the device stops training. The epochs that it has
+            finished by then are the result. None: no such time.
         budget: longest time (s) from the device's first computation for the round to the end of the
-            training; tests and earlier trainings count. None: no such limit.
+            training. It includes tests and earlier trainings of the round. None: no such limit.
         reserve_upload: bytes of the upload that follows. The training ends early enough to leave
             the expected time of this upload on the device's own uplink.
         adaptive: whether another epoch begins only if the time left is at least the mean time of
             the finished epochs.
-        at_least: least count of finished epochs. A training with fewer has failed: the task ends as
-            late, or goes on with the untrained model (``go_on``).
-        go_on: whether a task goes on after a training that has failed.
+        at_least: least count of finished epochs. A training with fewer epochs has failed.
+        go_on: what happens after a failed training. True: the task goes on with the model from
+            which the training started. False: the task ends with the outcome ``late``.
         reserve_s: time (s) that is kept in reserve for the steps after the training, in addition to
             ``reserve_upload``.
-        cut_undoes: whether a training has also failed if its last epoch was begun and not finished,
-            so that its finished epochs are lost.
+        cut_undoes: whether a training has also failed if the limit cuts off an epoch that has
+            begun. If False, only the cut epoch is lost.
     """
 
     stop_at: float | None = None

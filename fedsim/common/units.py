@@ -66,10 +66,10 @@ class Quantity:
     Attributes:
         what: name of the quantity in messages.
         units: unit -> factor to the base unit.
-        least, most: bounds in the base unit; see also ``zero``.
-        infinite: whether "inf" is allowed too.
+        least, most: smallest and largest allowed value, in the base unit.
+        infinite: whether "inf" is allowed in addition.
         shown: the units in which values are written; empty for all units.
-        zero: whether 0 is allowed.
+        zero: whether 0 is allowed in addition, even if ``least`` is above 0.
     """
 
     what: str

@@ -13,7 +13,10 @@ _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "
 
 
 def in_words(problem: ErrorDetails) -> str:
-    """Return the part of an error message that lists the valid values of a key.
+    """Return the part of an error message that describes the valid values of a key.
+
+    Examples are "it must be true or false" and "it must be 1 or more". The key and its present
+    value are not named.
 
     Args:
         problem: an entry of pydantic's ``ValidationError.errors()``, about one key.

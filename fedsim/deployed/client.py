@@ -39,11 +39,12 @@ def client_half(scenario: Path, device: int, pace: float, slept: str) -> DeviceH
         device: number of the device.
         pace: ``pace`` of the run configuration: real seconds per second of the scenario; 0 if the
             device works as fast as it can.
-        slept: ``slept`` of the run configuration, one of ``SLEPT``: the times of the scenario that
-            the device imitates by sleeping.
+        slept: ``slept`` of the run configuration: the times of the scenario that the device
+            imitates by sleeping if ``pace`` is above 0. ``all``: of messages and computations;
+            ``training``: of computations only.
 
     Raises:
-        SimulationError: ``slept`` is not one of ``SLEPT``.
+        SimulationError: ``slept`` has another value.
     """
     if slept not in SLEPT:
         raise SimulationError(

@@ -70,13 +70,17 @@ def with_steps(
 ) -> list[Record]:
     """Replace the records of messages in a deployment by records of the devices' steps.
 
+    The device's answer reports the steps of its task, such as download and training. For a task
+    without an answer, the steps that the device has logged are used. If no steps are known, a
+    download is assumed.
+
     Args:
         records: the server's records, in order of time.
-        logged: dict from task ID to the steps that its device has logged, for tasks without an
-            answer.
-        wire: counters of the links, which give the delivered bytes of messages that were cut off.
-            None if links have no counters. A message that was cut off then counts as 0 bytes. Only
-            a late device of which no steps are known counts as having received its whole request.
+        logged: dict from task ID to the steps that its device has logged.
+        wire: byte counters of the links. If the end of a task has cut off a message, they give the
+            bytes of it that were delivered. None if the links have no counters: no bytes of such a
+            message count as delivered, except that a device of which no steps are known counts as
+            having received its whole request, unless it was lost.
 
     Returns:
         The records, in order of time.
@@ -244,10 +248,12 @@ def write_run_folder(
         out: the existing folder.
         scenario: the scenario of the app.
         run: the run of the strategy's server code.
-        records: its records, with the steps of devices (``with_steps``).
+        records: records of the run, in which ``with_steps`` has replaced the records of messages by
+            records of the devices' steps.
         ended: outcome of the run.
-        models: the last models, a dict from file name to tensors by name.
-        best: models of the best test, in the same form; empty without ``evaluation.keep_best``.
+        models: the strategy's models at the end: file name -> tensors by name.
+        best: the models that had the best test, in the same form; empty without
+            ``evaluation.keep_best``.
         mark: settings of the deployment, such as ``pace``, for the summary's entry ``measured``.
     """
     files.write_text(out / files.SCENARIO, scenario.to_toml())

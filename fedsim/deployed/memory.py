@@ -17,13 +17,16 @@ from fedsim.learning.refs import Ref
 
 @dataclass
 class SentAnswer:
-    """Answer of a device's last task, until the server confirms that it has arrived.
+    """Answer of a device's last task, which the device stores until the next request.
+
+    The next request contains whether the answer has arrived. If it has, ``Client.on_sent`` is
+    called with the stored answer.
 
     Attributes:
-        job, round, contents: the request, as attributes of ``Instruction``.
+        job, round, contents: the request that was answered: attributes of its ``Instruction``.
         reply: decoded contents of the answer by name, as ``Client.on_sent`` receives them.
-        residuals: dict from content to the part that the codec did not send, which is added to the
-            next answer if this one arrives.
+        residuals: dict from content to the part that the codec did not send. If the answer has
+            arrived, this part is added to the same content of the next answer.
     """
 
     job: str
@@ -63,11 +66,13 @@ class DeviceMemory:
 
     Attributes:
         state: ``Device.state``, the strategy's values on the device.
-        residuals: dict from content to the part that the codec did not send, for the next answer.
+        residuals: dict from content to the part that the codec did not send; it is added to the
+            same content of the next answer.
         has_base: whether the device has the model's frozen tensors.
         speed: measured speed of the device (samples/s); None if it was not measured.
         count: index of the device's last task among its tasks, from 0; -1 before the first.
-        last: answer of the last task; None if nothing depends on its arrival.
+        last: answer of the last task, for the moment when the server confirms that it has arrived.
+            None if the strategy and the codec do nothing then.
         labels: ``LabelHistory.snapshot``; empty before the first task.
     """
 

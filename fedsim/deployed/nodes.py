@@ -35,11 +35,11 @@ class Nodes:
         grid: Flower's Grid, which carries the messages.
         run: the run of the strategy's code on the server.
         clock: the wall clock of the run.
-        pace: ``pace`` of the app's run configuration.
+        pace: ``pace`` of the app's run configuration: real seconds per second of the scenario.
 
     Attributes:
-        clock_runs: whether the clock has begun; ``Deployment`` sets it. Until then, nodes are
-            connected and disconnected at once, later by events of the clock.
+        clock_runs: whether the clock has begun; ``Deployment`` sets it. Before, a node that appears
+            or disappears is noted at once. Afterwards it is noted by an event of the clock.
     """
 
     def __init__(self, grid: Grid, run: ServerRun, clock: WallClock, pace: float) -> None:

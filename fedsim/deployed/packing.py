@@ -111,7 +111,8 @@ class ContentPacker:
     Args:
         codec: the codec of models in this direction.
         learner: creates references to decoded models, and computes the models to send.
-        added_up: names of contents of which device and server each keep a running sum.
+        added_up: names of contents that device and server each add up over rounds. They are encoded
+            by ``codec.for_added_up``.
     """
 
     def __init__(self, codec: Codec, learner: Learner, added_up: Collection[str] = ()) -> None:
@@ -131,8 +132,9 @@ class ContentPacker:
 
         Args:
             contents: the contents by name.
-            bases: dict from update to the model from which it was trained, with its position in the
-                request.
+            bases: dict whose keys are updates (trained models) among the contents. Its value for an
+                update is the model of the request from which the update was trained, with the
+                model's position in the request.
             residuals: dict from name of a content to its residual, the part that the codec left out
                 when the sender last encoded this content.
 
@@ -219,8 +221,9 @@ class ContentPacker:
             payload_name: name of the payload.
             name: name of the content; empty for an item of a list, which has no residual.
             model: the model.
-            bases: dict from update to the model from which it was trained, with its position in the
-                request.
+            bases: dict whose keys are updates (trained models) among the contents. Its value for an
+                update is the model of the request from which the update was trained, with the
+                model's position in the request.
             residuals: dict from name of a content to the part that the codec left out when the
                 sender last encoded this content.
         """

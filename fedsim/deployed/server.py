@@ -79,8 +79,9 @@ class Deployment:
         grid: Flower's Grid.
         pace: real seconds per second of the scenario, if nodes sleep to imitate the scenario's
             times; 0 if nodes work as fast as they can, in real time.
-        slept: ``slept`` of the run configuration, the times of the scenario that nodes imitate by
-            sleeping; it is noted in the summary.
+        slept: ``slept`` of the run configuration: whether nodes imitate ``all`` times of the
+            scenario by sleeping, or only the times of computations (``training``). It is only
+            written into the summary.
 
     Attributes:
         run: the run of the strategy's server code.

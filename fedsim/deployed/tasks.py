@@ -39,7 +39,8 @@ class RemoteTasks:
 
     Args:
         simulation: the clock, which receives the records.
-        population: the devices, whose times of arrival are set when their nodes connect.
+        population: the devices. The first connection of a device's node sets the device's time of
+            arrival in it.
         network: the scenario's links.
         dispatch: is notified of ended tasks.
 
@@ -48,7 +49,7 @@ class RemoteTasks:
         running: dict from task ID to task, of tasks that have not ended.
         switched_off: devices whose node was connected and is gone.
         arrivals: dict from device to arrival of its last answer that the server has used.
-        times_asked, times_selected: counts of tasks, and of selections, by device.
+        times_asked, times_selected: device -> count of its tasks, and of its selections.
     """
 
     batteries = None

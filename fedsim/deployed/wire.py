@@ -54,8 +54,10 @@ class Passage(NamedTuple):
     Attributes:
         first: time (s) at which the message began to pass: until then, less than 3 % of its bytes
             had passed.
-        last: time (s) at which as many bytes as the message has had passed.
-        bytes: all bytes over the link in the whole span that was searched, headers included.
+        last: time (s) at which the message had passed: the link had carried as many bytes as the
+            message has.
+        bytes: all bytes that the link carried in the span of time that was searched, headers
+            included.
     """
 
     first: float
@@ -107,7 +109,7 @@ class WireCounters:
     ) -> Passage | None:
         """Find when a message passed over a device's link within a span of time.
 
-        The bytes of the link are counted from the start of the span, and taken for the message's.
+        It is assumed that all bytes on the link since the start of the span belong to the message.
 
         Args:
             device: number of the device.

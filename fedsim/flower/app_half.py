@@ -43,11 +43,13 @@ class AppHalf:
     def in_use(self, seed: int | None = None) -> Iterator[None]:
         """Context manager in which the process has this app's modules and random states.
 
-        torch runs in one thread meanwhile. At the end all of this is restored.
+        torch runs in one thread meanwhile. At the end the process gets back its own modules, random
+        states and threads.
 
         Args:
-            seed: seed of the global random generators; None to continue from their states at the
-                end of the last call with None, or of loading.
+            seed: seed of the global random generators. None: they continue from the states that
+                they had at the end of the last context without a seed, or of loading the app if
+                there was none.
         """
         outer_states = _generator_states()
         threads = torch.get_num_threads()

@@ -52,14 +52,17 @@ class SamplesTime(Spec):
     def work(self, kind: str, examples: float, flops: float | None, config: Config) -> Work | None:
         """Return the simulated work that a device does for a message.
 
+        It is ``examples`` x passes samples for a training, and a third of ``examples`` samples for
+        any other message.
+
         Args:
             kind: Flower's type of the message, such as ``train``.
             examples: count of examples in the reply.
-            flops: counted FLOPs of one example; None if they were not counted.
+            flops: FLOPs for an example, which only ``FlopsTime`` uses.
             config: the message's config, and the app's run configuration.
 
         Returns:
-            The work; None if the message takes no compute time.
+            The work; None if it is 0 samples.
         """
         factor = _FORWARD_SHARE
         if is_training(kind):
@@ -113,12 +116,15 @@ class SamplesTaken:
     def note(
         self, kind: str, config: Config, examples: float | None, counted: float | None
     ) -> None:
-        """Record the sample count of a reply; warn if it is missing or unlike the counted samples.
+        """Record the sample count of a reply, and add warnings about it.
+
+        There is a warning if the reply has no sample count, and if the count (times the passes of a
+        training) is above or below ``counted`` by a factor of more than 1.5.
 
         Args:
             kind: Flower's type of the message, such as ``train``.
             config: the message's config, and the app's run configuration.
-            examples: count of examples in the reply; None if the reply has no such metric.
+            examples: the reply's metric ``num-examples``; None if the reply has no such metric.
             counted: count of samples that the ClientApp's model received; None if they were not
                 counted, 0 if the app called no torch module.
         """
@@ -284,14 +290,15 @@ class FlowerParams(StrategyParams):
         return config
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """Return the planned end of a run, with the count of rounds of the app's run configuration.
+        """Return the stop conditions from which the display of a run estimates its remaining time.
 
-        If ``stop`` has a smaller count of rounds, the result has this count. If the configuration
-        has no count of rounds, the end is unknown: the result then has neither rounds nor simulated
-        time.
+        The app ends the run after the rounds in its run configuration (such as
+        ``num-server-rounds``). The result has this count of rounds, or ``stop.rounds`` if that is
+        smaller. If the configuration has no count of rounds, the end is unknown, and the result has
+        neither ``rounds`` nor ``simulated_time``.
 
         Args:
-            stop: the end that the scenario plans.
+            stop: the scenario's section ``[stop]``.
         """
         for key, value in read_app(self.app, self.run_config).config.items():
             if key.rpartition(".")[2] in _ROUNDS_KEYS and type(value) is int and value > 0:

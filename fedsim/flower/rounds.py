@@ -59,12 +59,15 @@ class AppRound:
 class AppRounds:
     """Rule that assigns the messages of a ServerApp to rounds; one round is open at a time.
 
-    Until an app's first training message, any message can begin a round. After it only training
-    messages can. A round begins with the first message of a new round index, which Flower's own
-    strategies put into ``group_id``, or into a config as ``server-round``. If messages carry no
-    round index, a round begins when the ServerApp sends arrays that differ from the last ones. If
-    messages have no arrays either, a round begins when a device gets a message of the same type
-    again.
+    Once the app has sent a training message, only training messages belong to rounds. Before, all
+    messages do, and these earlier messages belong to the round of the first training.
+
+    A message begins a new round in one of three cases:
+
+    - It has a round index, which differs from the open round's index. Flower's own strategies put
+      the index into ``group_id``, or into a config as ``server-round``.
+    - It has no round index, and its arrays differ from the arrays of the last message with any.
+    - It has neither, and its device has had a message of the same type in the open round.
 
     Args:
         names: column (``accuracy``, ``loss``, ``train_loss``) -> name of the app's metric.
@@ -93,7 +96,8 @@ class AppRounds:
             message: message from the ServerApp to a node.
 
         Returns:
-            The open round; None if the message belongs to no round, such as an evaluation.
+            The open round; None if the message belongs to no round. This is so for all messages
+            other than trainings, such as evaluations, after the app's first training message.
         """
         if not self._can_open_round(message):
             return None

@@ -72,12 +72,15 @@ class Sent:
 
 @dataclass(slots=True)
 class Wait:
-    """Wait of the ServerApp for replies, or until a simulated time, whichever comes first."""
+    """Wait of the ServerApp for replies, or until a simulated time, whichever comes first.
+
+    Attributes:
+        until: simulated time at which the wait ends at the latest (s); None for no limit.
+        missing: IDs of the messages without a reply so far; None if only the time ends the wait.
+    """
 
     until: float | None
-    """Simulated time at which the wait ends at the latest (s); None for no limit."""
     missing: set[str] | None
-    """IDs of the messages without a reply so far; None if only the time ends the wait."""
 
     def is_over(self, now: float) -> bool:
         """Return whether all replies have been received, or the time ``until`` is reached.

@@ -105,12 +105,18 @@ class FlowerClient(Client[FlowerParams]):
 class Flower(Strategy[FlowerParams]):
     """Strategy that runs a Flower app on simulated devices: its ServerApp and ClientApp.
 
-    Source: https://flower.ai, version 1.41 and later. A device downloads each message that the
-    ServerApp pushes, with the size that Flower's serialised message has. The ClientApp's code is
-    executed for real, and takes the simulated time of ``time``. The device then uploads the reply.
-    A device handles one message at a time. If a device disconnects, the ServerApp gets Flower's
-    error ``NODE_UNAVAILABLE`` as the reply after ``unavailable_after``. A newcomer is among
-    ``get_node_ids`` as soon as it is available.
+    Source: https://flower.ai, version 1.41 and later.
+
+    For each message that the ServerApp pushes, a device does three steps:
+
+    1. It downloads the message, with the size of Flower's serialised message.
+    2. The ClientApp's code is executed for real. In simulated time this takes as long as
+       ``strategy.time`` says.
+    3. The device uploads the reply.
+
+    A device handles one message at a time. If the device disconnects, the ServerApp gets Flower's
+    error ``NODE_UNAVAILABLE`` as the reply, after the time ``strategy.unavailable_after``. A device
+    that joins later is among ``get_node_ids`` as soon as it is available.
 
     A run cannot be saved, as the state of the app is in its thread.
     """

@@ -63,9 +63,10 @@ class Turns:
 
     Args:
         function: runs the ServerApp to its end.
-        around: returns a context manager that is entered for each turn of the ServerApp.
-        result: awaits a future that is done at the end of a turn, while simulated time stands
-            still.
+        around: returns a new context manager for each turn of the ServerApp. The ServerApp's thread
+            enters it when the turn begins, and leaves it when the turn ends.
+        result: coroutine function that awaits the future that it is given. ``give`` passes it the
+            future of the turn's end. Simulated time stands still meanwhile.
         folder: folder of the app, for error messages.
         patience_s: real time that a turn may take (s).
 

@@ -396,12 +396,13 @@ class Run:
             learner.check_sizes(sizes)
 
     def stop_at(self, number: int, when: float) -> None:
-        """Set an alarm that ends the run at a simulated time.
+        """Set an alarm, a call that the clock makes later, that ends the run at a simulated time.
 
         It is called at the start of a run with an end time, and when such a run is resumed.
 
         Args:
-            number: number that follows ``stop`` in the alarm's name.
+            number: number of the alarm. The pair ("stop", ``number``) identifies the alarm in
+                checkpoints.
             when: simulated time of the end (s).
         """
         self.simulation.wake(("stop", number), when, lambda: self.simulation.stop("simulated time"))
@@ -488,8 +489,9 @@ class Run:
     def at_once(self) -> int:
         """Largest count of devices that can have a task at once.
 
-        It is the strategy's cohort size or ``concurrency``, but at most the count of devices that
-        may train. It is this count if the strategy has neither.
+        It is the strategy's cohort size or its parameter ``concurrency``; without either, it is the
+        count of devices that may train. It is never above this count, which leaves out devices
+        that are only tested (``population.tested_only``).
         """
         params = self.scenario.strategy
         devices = self.scenario.population.trainable
@@ -525,7 +527,11 @@ class Run:
 
     @property
     def lists_all_devices(self) -> bool:
-        """Whether ``devices.parquet`` has all devices, or only devices that were sent a task."""
+        """Whether ``devices.parquet`` has a row for each device.
+
+        Otherwise, with more than 2,000,000 devices, it has rows only for devices to which the
+        server has sent a task.
+        """
         return self.scenario.population.devices <= columns.MANY
 
     def _devices_with(self, most: int) -> NDArray[np.int64]:

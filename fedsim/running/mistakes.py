@@ -61,15 +61,16 @@ def explained(
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Return a decorator that turns a command's errors into one message and an exit status.
 
-    It adds the option ``--debug``, which shows a traceback instead of the message. A command that
-    reads runs is not allowed to write (``out``) within a run folder.
+    The decorator adds the option ``--debug``, which shows a traceback instead of the message. The
+    decorated command returns its exit status, or None for 0, and ends the process with it.
+
+    Commands with an argument ``runs`` or ``run`` read run folders. For these, an error that a
+    damaged run folder causes is replaced by a message that names the folder. It is also an error if
+    the option ``out``, the path to which the command writes, is within a run folder.
 
     Args:
         program: name of the program, at the beginning of each message.
         report: function that prints a ``Mistake``; after an interrupt its message is empty.
-
-    Returns:
-        The decorator. The command returns its exit status; None is 0.
     """
 
     def wrap(command: Callable[..., int | None]) -> Callable[..., None]:

@@ -89,8 +89,9 @@ class Extension(NamedTuple):
             scenario: the scenario that the run must have.
 
         Raises:
-            RunFolderError: the folder has no finished run of the scenario, or the run was ended by
-                rounds and the amount is a time, or the reverse, or by another limit.
+            RunFolderError: the folder has no finished run of the scenario, or the run did not end
+                at the limit that this amount moves. A count of rounds moves ``stop.rounds``, and a
+                time moves ``stop.simulated_time``.
         """
         files.refuse_other_scenario(folder, scenario.to_toml())
         if files.summarised_status(folder) != "done":

@@ -78,13 +78,16 @@ def check_epochs(params: StrategyParams, settings: OwnTraining | None) -> None:
 def own_columns(settings: OwnTraining | None, devices: Ints) -> dict[str, Floats]:
     """Return the columns of ``devices.parquet`` on each device's own settings of local training.
 
+    The columns are ``local_epochs``, ``local_steps``, ``batch_size`` and ``lr``.
+
     Args:
-        settings: the settings of each device's local training; None if all devices train alike.
+        settings: the settings of ``[population.local]`` by device; None without this section.
         devices: IDs of the devices in the table.
 
     Returns:
-        Name -> values, float64 [len(devices)]; NaN for a device that uses the value of the section
-        ``[training]`` or ``[strategy]``. Empty if all devices train alike.
+        Name of a column -> values, float64 [len(devices)]. NaN stands for a device without an own
+        value, which uses the value of ``[training]`` or ``[strategy]``. The dict is empty if
+        ``settings`` is None.
     """
     if settings is None:
         return {}

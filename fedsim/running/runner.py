@@ -71,17 +71,18 @@ class Job:
         scenario: the scenario.
         out: the run folder; None to write no files.
         executor: runs the training and the tests of models.
-        resume: whether to continue from the newest checkpoint of the folder.
-        more: additional rounds or time of a finished run in the folder; None for a new or an
-            unfinished run.
-        live_every_s: real time between two intermediate results (s).
+        resume: whether to continue the run in the folder from its newest checkpoint.
+        more: additional rounds or time by which the finished run in the folder is continued; None
+            for a new or an unfinished run.
+        live_every_s: real time between two updates of the intermediate results in the folder (s).
 
     Attributes:
         over: whether the run has ended and its files are closed.
         notes: sentences for the user on a run that is continued with ``more``.
 
     Raises:
-        ScenarioError, DataError, RunFolderError: nothing was written.
+        ScenarioError, DataError: the scenario or its data are not valid; nothing was written.
+        RunFolderError: the folder cannot be used; nothing was written.
         CheckpointError: there is nothing to resume; no file was changed.
     """
 
@@ -319,9 +320,10 @@ class Job:
 def end_soon(job: Job, number: int) -> None:
     """Signal handler that saves and ends a run after all events of its present simulated time.
 
-    If this takes too long, the process is ended, and the run can be resumed from its last
-    checkpoint. After a signal that only announces the end of a batch job, there is no time limit,
-    because another signal will follow.
+    The process is ended at once, without a save, if a computation blocks it for more than 1.5 s, or
+    if training takes more than 10 s. The run can then be resumed from its last checkpoint. After
+    Ctrl-C, training may take any time. After a signal that only announces the end of a batch job
+    there is no limit, because another signal will follow.
 
     Args:
         job: the run.

@@ -18,9 +18,9 @@ class CheckpointSpec(Spec):
     Attributes:
         rounds: number of rounds from one save to the next; None: not by rounds.
         time: simulated time from one save to the next; None: not by time.
-        last: whether the finished run can be continued (``fedsim run --resume DIR --more 20``). If
-            so, the run is also saved before the last planned round, and the folder keeps a second
-            copy of its tables, in parts.
+        last: whether the finished run can be continued with a later end (``fedsim run --more``). If
+            so, the run is also saved before the last planned round, and the folder keeps the files
+            with parts of its tables, in addition to the whole tables.
     """
 
     rounds: int | None = Field(default=None, ge=1)

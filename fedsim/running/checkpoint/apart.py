@@ -91,11 +91,13 @@ def is_apart(tensor: AnyTensor) -> TypeGuard[AnyTensor]:
 
 
 class LinkedTensors:
-    """Register of the large arrays of a run's checkpoints, which have files of their own.
+    """Register of the large arrays of a run's checkpoints, each of which has a separate file.
+
+    A later checkpoint that has one of these arrays gets a hard link to the file.
 
     Attributes:
-        newest: ``id()`` of an array -> the array's file in the checkpoint that is being written;
-            ``replace_written`` empties the dict.
+        newest: ``id()`` of each array that ``add_written`` has registered for the checkpoint that
+            is being written -> the array's file. ``replace_written`` empties the dict.
     """
 
     def __init__(self) -> None:
@@ -165,9 +167,10 @@ class LinkedTensors:
         self._of_arrays[key] = reference, linked
 
     def replace_written(self, encoder: Encoder) -> None:
-        """Read models from the new checkpoint, no more from the scratch file, and free its space.
+        """Let models in the scratch file read their weights from the new checkpoint from now on.
 
-        The scratch file stores the weights that do not fit into memory.
+        The scratch file stores weights that do not fit into memory. Its space for these models
+        becomes free.
 
         Args:
             encoder: encoder of the new checkpoint; its ``objects`` contain the models.

@@ -45,7 +45,8 @@ class Encoder:
     """Converter of a run's objects into JSON-compatible tables and arrays, for a checkpoint.
 
     Attributes:
-        arrays: the arrays of all encoded values, by name; weights on disk are not read.
+        arrays: the arrays of all encoded values, by name. For weights on disk it has their
+            ``StoredTensor``, so that they are not read into memory.
         objects: the encoded objects and arrays, kept alive so that each ``id()`` stays unique.
     """
 

@@ -57,9 +57,11 @@ class Origins:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """SHA-256 digests of the initial data of all devices and of each input file, by key.
+        """SHA-256 digests of the initial data of all devices and of each input file.
 
-        If the run reads no data, the entry ``data`` has the model's sizes as text instead.
+        The digest of the data has the key ``data``. The digest of a file has the dotted key of the
+        scenario's table that names the file, such as ``population.availability``. If the run reads
+        no data, the entry ``data`` is a text with the model's sizes instead.
         """
         learner = self._run.learner
         data = self._run.data
@@ -204,7 +206,7 @@ class Checkpointer(Saving):
         folder: the run folder.
         run: the run.
         recorder: the run's recorder.
-        origins: fingerprints of the run's files.
+        origins: fingerprints of the data and input files from which the run was built.
 
     Attributes:
         on_saved: function that is called after each save, when the checkpoint is safely on the
@@ -330,19 +332,21 @@ class SavedRun(TypedDict):
     """Whole state of a run in a checkpoint: time, alarms, and the state of every part.
 
     Attributes:
-        origins: fingerprints of data and files.
+        origins: fingerprints of the data and input files from which the run was built.
         now: simulated time (s).
-        stopped: the reason of a requested end; None if there is none.
-        alarms: kind, number and time (s) of each alarm, a call that the clock makes at a later
-            time.
+        stopped: why the run ends, if its end was requested before the save; otherwise None.
+        alarms: the alarms, calls that the clock makes later. Each is a triple of kind, number among
+            the alarms of this kind, and time (s).
         recorder: state of the recorder.
         data: sample count and data version of each device; None if data do not shift.
         parts: states of network, tasks and so on.
         processes: states of the world's processes.
         strategy: the strategy's ``state``.
         last: the last evaluation; None before the first.
-        served: name of a model -> devices that have used this model at any test; None for all.
-        unseen: accuracy of each device that never trains, in the last test.
+        served: name of a model -> devices to which the strategy has ever assigned the model; None
+            for all devices. Empty unless ``evaluation.score`` is ``historical``.
+        unseen: accuracy in the last test of each device that is tested and never trains; None
+            without test samples.
         progress: the best test so far (``StopRules.progress``).
     """
 
@@ -368,10 +372,11 @@ def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> 
         folder: the folder of the checkpoint (``store.latest``).
         run: the run.
         recorder: the recorder of the run.
-        origins: fingerprints of the run's files.
+        origins: fingerprints of the data and input files from which the run was built.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, or is not of this run.
+        CheckpointError: the checkpoint cannot be read or is not of this run, or the data or input
+            files have changed since.
     """
     checkpoint = store.read(folder)
     decoder = Decoder(checkpoint.arrays)

@@ -41,15 +41,16 @@ class Checkpoint(NamedTuple):
 
 
 def write(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors | None = None) -> Path:
-    """Write a new checkpoint of a run, and remove all but the last two.
+    """Write a new checkpoint of a run, and remove all checkpoints but the last two.
 
     If the folder has a checkpoint of the same count of events, nothing is written.
 
     Args:
         folder: the run folder, whose tables already have all events before the checkpoint.
         checkpoint: the content.
-        linked: the large arrays of the run's earlier checkpoints, to which those of this one are
-            added; None if there are none.
+        linked: register of the large arrays in the run's earlier checkpoints. Arrays in it are not
+            written again, but hard-linked; new large arrays are added to it. None for an empty
+            register.
 
     Returns:
         The checkpoint's folder.
