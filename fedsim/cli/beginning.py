@@ -85,8 +85,8 @@ def new_command(file: Path, **answers: Any) -> None:
 @click.argument("name", nargs=-1, required=True)
 @reported
 def describe_command(name: tuple[str, ...]) -> VerbOutcome:
-    """Describe NAME, with its published values and their sources: a kind of strategy, device or
-    other part, a preset, a link, or a key or table of a scenario or study.
+    """Describe NAME: a kind of strategy, device or other part, a preset, a link, or a key or table
+    of a scenario or study. Its published values are printed with their sources.
 
     Examples are phone-mid, smartphone-4g, lte, fedbuff, energy.preset and study.parts. Any other
     words are searched for in all descriptions.
@@ -269,8 +269,8 @@ def data_group() -> None:
 def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool) -> VerbOutcome:
     """Download the public data set NAME from its publisher, check it and unpack it below --root.
 
-    Licence, size and host are printed first; with --dry-run nothing else is done. The same command
-    resumes an interrupted download.
+    Licence, size and host are printed first; with --dry-run nothing else is done. --mirror is an
+    address to use instead of the publisher's. The same command resumes an interrupted download.
     """
     from fedsim.lab.fetching.catalogue import find_dataset
     from fedsim.lab.fetching.fetch import fetch, plan_fetch

@@ -14,11 +14,11 @@ Table = dict[str, Any]
 
 
 class Removed(NamedTuple):
-    """Former key of a scenario that was removed, as only one of its values is possible now.
+    """Marks a former key of a scenario that has no present key in its place.
 
     Attributes:
-        left: the value that is still possible, mostly the former default; None if this version
-            works as if the key were not given.
+        left: the value that the key always has in this version, mostly its former default; None if
+            this version works as earlier ones did without the key.
     """
 
     left: object

@@ -32,7 +32,8 @@ def recorded_files() -> Iterator[dict[Reference, Path]]:
     """Context manager that records which files named in a scenario are read within it.
 
     Yields:
-        A dict, filled meanwhile: reference to a file -> path at which it was found.
+        A dict, filled meanwhile: reference to a file -> path at which the file was found. The
+        reference is a pair of the path in the scenario and ``data.root``.
     """
     files: dict[Reference, Path] = {}
     token = _recorded.set(files)
@@ -83,8 +84,8 @@ def record(reference: Reference, path: Path) -> None:
     """Record that a file named in a scenario was read; no effect outside of ``recorded_files``.
 
     Args:
-        reference: the reference to the file.
-        path: path at which it was found.
+        reference: the file, a pair of its path in the scenario and ``data.root``.
+        path: path at which the file was found.
     """
     files = _recorded.get()
     if files is not None:

@@ -189,7 +189,7 @@ def _without_kind(schema: JsonSchemaValue) -> JsonSchemaValue:
 def specs_of(field: FieldInfo) -> dict[str, type[Spec]]:
     """Return the classes of the tables that a scenario key accepts: kind -> class.
 
-    A class without kinds has the empty name.
+    For a class of tables that have no key ``kind``, the kind is "".
 
     Args:
         field: pydantic's description of the key.

@@ -51,8 +51,9 @@ class ModelCost:
 
     Attributes:
         forward, backward, update: operations of the forward pass, the backward pass and the
-            optimiser's update, float64 [operations, 2 COLUMNS] each. A row has FLOPs and bytes
-            moved by an operation: for each a fixed amount and an amount per sample of the batch.
+            optimiser's update, float64 [operations, 2 COLUMNS] each. A row describes an operation
+            by its FLOPs, the bytes that it moves, and three more values (``COLUMNS``). Each value
+            takes two columns: a fixed amount, and an amount per sample of the batch.
         weights: memory of the model's weights (bytes).
         memory: memory of weights, gradients and the optimiser's state during a training (bytes).
         memory_a_sample: memory for each sample of a batch until its backward pass (bytes).

@@ -173,7 +173,8 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
     Args:
         value: the array.
         length: required count of entries.
-        find: function that checks the entries of an array, such as the result of ``find_outside``.
+        find: function of the array that returns what is wrong with its first wrong entry, in words,
+            or "". The result of ``find_outside`` is such a function.
 
     Returns:
         The mistake in words; empty if there is none.

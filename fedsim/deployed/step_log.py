@@ -129,7 +129,7 @@ class StepLog:
 
 
 def log_folder() -> Path | None:
-    """Return the folder of step logs, which an environment variable sets; None if it is not set."""
+    """Return the folder of step logs that ``FEDSIM_STEP_LOGS`` names; None if it is not set."""
     text = os.environ.get(VARIABLE)
     return Path(text) if text else None
 

@@ -7,7 +7,7 @@ from fedsim.deployed.waits import shorten_waits
 
 
 def main() -> None:
-    """Run Flower's SuperNode, with shorter waits if the environment variable for them is set."""
+    """Run Flower's SuperNode; its waits are limited if ``FEDSIM_FLOWER_WAITS`` is set."""
     from flwr.supernode.cli import flower_supernode
 
     shorten_waits()

@@ -18,7 +18,11 @@ _log = logging.getLogger("flwr")
 
 
 def longest_wait_s() -> float | None:
-    """Return the limit for Flower's waits that an environment variable sets (s); None for no limit.
+    """Return the longest wait (s) that Flower's processes may do between two looks for messages.
+
+    Returns:
+        The value of the environment variable ``FEDSIM_FLOWER_WAITS``; None, for no limit, if it is
+        not set.
 
     Raises:
         SimulationError: the variable is not a number above 0 and below 60.
@@ -39,10 +43,10 @@ def longest_wait_s() -> float | None:
 
 
 def shorten_waits() -> None:
-    """Limit Flower's waits in this process, if the environment variable is set.
+    """Limit Flower's waits in this process to ``longest_wait_s``, if that is not None.
 
-    Flower's internals are patched. If an installed version has other internals, its waits stay as
-    they are, and a warning is logged.
+    Flower's internals are patched. If the installed version of Flower has other internals, its
+    waits stay as they are, and a warning is logged.
     """
     longest_s = longest_wait_s()
     if longest_s is None:

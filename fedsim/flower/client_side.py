@@ -95,7 +95,7 @@ def carry_out(job: AppJob) -> AppReply:
 
     Raises:
         SimulationError: the ClientApp cannot be loaded, raises an error, returns no reply, or
-            computes for longer than ``real_patience``.
+            computes for longer than ``strategy.real_patience``.
     """
     replace_all()
     label = f"the ClientApp of device {job.device}"

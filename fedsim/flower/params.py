@@ -96,11 +96,11 @@ class SamplesTime(Spec):
 
 
 class SamplesTaken:
-    """Collector of notes to the user on the sample counts by which messages take time.
+    """Collector of notes and warnings for the user about ``strategy.time = "samples"``.
 
-    With ``time = "samples"`` the simulated time of a message follows from ``num-examples`` in its
-    reply. There is a note on these counts for each type of message, and a warning if the model of
-    the ClientApp in fact received a very different count of samples.
+    The simulated time of a message then follows from the metric ``num-examples`` of its reply. For
+    each type of message a note lists these counts. There is a warning if the model of the ClientApp
+    received a count of samples that differs by a factor of more than 1.5.
 
     Args:
         time: the scenario's ``strategy.time``.

@@ -59,15 +59,15 @@ class AppRound:
 class AppRounds:
     """Rule that assigns the messages of a ServerApp to rounds; one round is open at a time.
 
-    Once the app has sent a training message, only training messages belong to rounds. Before, all
-    messages do, and these earlier messages belong to the round of the first training.
-
-    A message begins a new round in one of three cases:
+    All messages belong to rounds until the app's first training message; afterwards only training
+    messages do. A message begins a new round if no round is open, and in three other cases:
 
     - It has a round index, which differs from the open round's index. Flower's own strategies put
       the index into ``group_id``, or into a config as ``server-round``.
     - It has no round index, and its arrays differ from the arrays of the last message with any.
     - It has neither, and its device has had a message of the same type in the open round.
+
+    The app's first training message is an exception. It joins the open round, if there is one.
 
     Args:
         names: column (``accuracy``, ``loss``, ``train_loss``) -> name of the app's metric.

@@ -152,7 +152,7 @@ class Session(SessionBase):
 
         Raises:
             SimulationError: the ServerApp cannot be loaded, raises an error, or computes for longer
-                than ``real_patience``.
+                than ``strategy.real_patience``.
         """
         replace_all()
         seed = int(self._server.rng("server-app").integers(1 << 32))
@@ -166,7 +166,7 @@ class Session(SessionBase):
 
         Raises:
             SimulationError: the ServerApp raises an error, or computes for longer than
-                ``real_patience``.
+                ``strategy.real_patience``.
         """
         while not self.turns.over and self._is_due():
             await self.turns.give()

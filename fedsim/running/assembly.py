@@ -432,7 +432,8 @@ class Run:
     def device_columns(self) -> dict[str, AnyArray | list[Any]]:
         """Return the columns of ``devices.parquet`` by name.
 
-        Large populations have rows only for devices to which the server has sent a task.
+        Populations of more than 2,000,000 devices have rows only for devices to which the server
+        has sent a task.
         """
         population = self.population
         network = self.network
@@ -468,8 +469,8 @@ class Run:
     def trace_columns(self) -> tuple[TraceColumns, TraceColumns] | None:
         """Return two tables: the traces (values over time), and the trace that each link follows.
 
-        The result is None without traces. Large populations have rows only for devices to which the
-        server has sent a task.
+        The result is None without traces. Populations of more than 2,000,000 devices have rows only
+        for devices to which the server has sent a task.
         """
         traces = self.network.traces
         return None if traces is None else traces.columns(self._devices_with(columns.MANY))
@@ -549,10 +550,12 @@ class Run:
     def availability_columns(self, end: float) -> dict[str, AnyArray]:
         """Return the columns of ``availability.parquet`` by name.
 
-        Large populations have rows only for devices to which the server has sent a task.
+        The table lists when devices become available or unavailable. Populations of more than 2,000
+        devices have rows only for devices to which the server has sent a task. If there would be
+        more than 200,000 rows, some devices are left out.
 
         Args:
-            end: time up to which changes are listed (s).
+            end: time up to which the table goes (s).
         """
         return changes(self._past_spans, self._devices_with(_MOST_RECORDED), end, _MOST_CHANGES)
 

@@ -107,7 +107,8 @@ class LearningBuilder:
         """Build the object that trains and tests the run's models.
 
         Args:
-            replacement: class to use in place of the usual one; None for the usual one.
+            replacement: class to use; None for the class that the scenario needs, which depends on
+                ``learning``.
         """
         scenario = self._scenario
         if scenario.strategy.traits.brings_learning:
@@ -128,7 +129,8 @@ class LearningBuilder:
         With ``learning = "off"`` the learner computes no weights; models have only a size.
 
         Args:
-            replacement: class to use in place of the usual one; None for the usual one.
+            replacement: class to use; None for the class that the scenario needs, which depends on
+                ``learning``.
         """
         scenario = self._scenario
         if replacement is not None:
