@@ -19,7 +19,9 @@ def collected_notes() -> Iterator[list[str]]:
 
 
 def note(text: str) -> None:
-    """Add a remark for the user to the list of the surrounding ``collected_notes``, once.
+    """Add a remark for the user to the list of the surrounding ``collected_notes``.
+
+    A remark that the list already has is not added again.
 
     Args:
         text: the remark; without a surrounding ``collected_notes`` it is dropped.

@@ -77,7 +77,7 @@ def complement(places: Places, size: int) -> Places:
     Ranges are pairs (begin, end) of positions in the array of all parameters.
 
     Args:
-        places: the ranges to leave out.
+        places: the ranges to leave out, ascending.
         size: count of parameters in the model.
     """
     begins = [0, *(end for _, end in places)]

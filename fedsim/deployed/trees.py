@@ -149,6 +149,8 @@ def write_report(loss: Loss) -> Json:
 def read_report(report: Json) -> Loss:
     """Restore a trainer's report from the JSON that ``write_report`` has returned.
 
+    The report is the training loss, and the trainer's other values by name.
+
     Args:
         report: the JSON.
 

@@ -23,6 +23,9 @@ _SENT = 8
 def sample(file: Path, clients: int) -> None:
     """Record the byte counters of clients' links whenever they change, until the process is killed.
 
+    The link of device 0 is the interface ``c1`` of this process's network namespace, the link of
+    device 1 is ``c2``, and so on.
+
     Args:
         file: the file to write: lines with time of the day (s), device, and bytes so far to the
             device and from it, separated by commas.

@@ -515,7 +515,10 @@ class Run:
 
     @property
     def outside_of_rules(self) -> list[str]:
-        """Warnings about values of this run outside the range for which a formula was fitted."""
+        """Warnings about values of this run outside the range for which a formula was fitted.
+
+        A formula gives, for example, the time of a training on a kind of device.
+        """
         network = self.scenario.network
         lines = [
             *network.outside_of_rules(),

@@ -297,7 +297,7 @@ class Job:
 
         Args:
             status: status of the run, such as ``done``.
-            models_sha256: SHA-256 of the final models; None if they were not written.
+            models_sha256: SHA-256 of the final models; None as long as the run goes on.
         """
         wall_s = time.perf_counter() - self._started
         return summarise(

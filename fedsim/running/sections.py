@@ -97,7 +97,9 @@ class Sections(Spec):
         return self.world.not_restorable or self.strategy.why_not.resuming
 
     def meters_in(self, context: MeterContext) -> Meters:
-        """Build the meters of a run: those of energy and costs, and the user's own.
+        """Build the meters of a run: the meters of energy and of costs, and the user's own.
+
+        A meter counts a quantity, and adds columns to the tables of rounds and of devices.
 
         Args:
             context: properties of the run's world.

@@ -36,7 +36,8 @@ class Interruption:
     def exit_status(self) -> int:
         """Exit status of an interrupted command.
 
-        It is ``PAUSED`` if a batch system will start the command again, otherwise ``INTERRUPTED``.
+        It is 75 (``PAUSED``) if a batch system will start the command again, otherwise 130
+        (``INTERRUPTED``).
         """
         return PAUSED if self.number in ANNOUNCEMENTS else INTERRUPTED
 

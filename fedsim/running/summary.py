@@ -29,7 +29,7 @@ def summarise(
         recorder: the run's recorder, which has the rows of rounds and the bytes.
         status: the run's status, such as ``done`` or ``failed``.
         stopped: why the run ended, as text for the user.
-        models_sha256: SHA-256 of the final models; None if none were written, as in a live summary.
+        models_sha256: SHA-256 of the final models; None in a summary of a run that has not ended.
         wall_s: real time of the run (s).
     """
     scenario = run.scenario
