@@ -74,7 +74,7 @@ def _find_nothing(*_: object, **__: object) -> str:
 
 @dataclass(frozen=True)
 class Returns:
-    """Rule for the values that a user's method (hook) may return, beyond the annotated type.
+    """Rule for the values of the annotated type that a user's method (hook) may return.
 
     Attributes:
         allowed: the allowed values in words, for messages; empty for words made from the type.

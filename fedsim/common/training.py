@@ -534,7 +534,7 @@ class Limit:
 
     @property
     def reserves(self) -> bool:
-        """Whether the training must end earlier than the limit, to leave time for the steps after it."""
+        """Whether the training must end before the limit, to leave time for the steps that follow."""
         return self.reserve_upload > 0.0 or self.reserve_s > 0.0
 
 

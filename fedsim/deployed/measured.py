@@ -78,9 +78,9 @@ def with_steps(
         records: the server's records, in order of time.
         logged: dict from task ID to the steps that its device has logged.
         wire: byte counters of the links. If the end of a task has cut off a message, they give the
-            bytes of it that were delivered. None if the links have no counters: no bytes of such a
-            message count as delivered, except that a device of which no steps are known counts as
-            having received its whole request, unless it was lost.
+            bytes of it that were delivered. None if the links have no counters. Such a message then
+            counts as 0 delivered bytes. There is one exception: a device of which no steps are
+            known, and which was not lost, counts as having received its whole request.
 
     Returns:
         The records, in order of time.

@@ -39,8 +39,8 @@ class RemoteTasks:
 
     Args:
         simulation: the clock, which receives the records.
-        population: the devices. The first connection of a device's node sets the device's time of
-            arrival in it.
+        population: the devices. A device's ``arrival`` is set when its node connects for the first
+            time.
         network: the scenario's links.
         dispatch: is notified of ended tasks.
 

@@ -162,7 +162,7 @@ class Session(SessionBase):
     async def go_on(self) -> None:
         """Run the ServerApp until it waits for replies or for a time, or ends.
 
-        If it ends without an error, so does the run.
+        If the ServerApp ends without an error, the run ends too.
 
         Raises:
             SimulationError: the ServerApp raises an error, or computes for longer than
@@ -422,8 +422,8 @@ class Session(SessionBase):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that have come and were not returned before, without waiting.
 
-        If two pulls in a row find no reply at the same simulated time, the second one takes 0.01 s,
-        so that an app that polls in a loop lets time pass.
+        If two pulls in a row find no reply at the same simulated time, the second pull takes 0.01 s
+        of simulated time. So time passes in an app that polls in a loop.
 
         Args:
             message_ids: IDs from ``push_messages``.
@@ -516,9 +516,10 @@ class Session(SessionBase):
             self._continued.pop().ends["done"] -= 1
 
     def on_task_end(self, end: TaskEnd) -> None:
-        """Process the end of a device's task: store the reply, or start a timeout if it failed.
+        """Process the end of a device's task, and send the device its next waiting message.
 
-        After the timeout the ServerApp gets an error as the reply.
+        If the task is done, its reply is stored. If it has failed, a timeout begins
+        (``strategy.unavailable_after``), after which the ServerApp gets an error as the reply.
         """
         self._uncount_continued()
         sent = self._in_progress.pop(end.device)
