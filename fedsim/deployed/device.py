@@ -334,7 +334,7 @@ class DeviceHalf:
         if self._pace or limit is not NO_LIMIT:
             epoch_s = self._epoch_s(task, training)
         epochs = self._epochs_within(task, step, epoch_s)
-        has_too_few = epochs < limit.at_least and epochs < training.epochs
+        has_too_few = epochs < limit.at_least
         if has_too_few and not limit.go_on:
             self._now += epochs * epoch_s
             return False

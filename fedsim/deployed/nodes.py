@@ -35,18 +35,16 @@ class Nodes:
         grid: Flower's Grid, which carries the messages.
         run: the run of the strategy's code on the server.
         clock: the wall clock of the run.
-        pace: ``pace`` of the app's run configuration: real seconds per second of the scenario.
 
     Attributes:
         clock_runs: whether the clock has begun; ``Deployment`` sets it. Before, a node that appears
             or disappears is noted at once. Afterwards it is noted by an event of the clock.
     """
 
-    def __init__(self, grid: Grid, run: ServerRun, clock: WallClock, pace: float) -> None:
+    def __init__(self, grid: Grid, run: ServerRun, clock: WallClock) -> None:
         self._grid = grid
         self._run = run
         self._clock = clock
-        self._pace = pace
         self._devices = run.scenario.population.devices
         messages = run.scenario.messages
         self._down = ContentPacker(messages.down, run.learner)

@@ -103,7 +103,7 @@ class Deployment:
         self._clock.listen(self.records.append)
         self.run = ServerRun(scenario, self._clock)
         self.run.population.arrival = np.full(scenario.population.devices, np.inf)
-        self._nodes = Nodes(grid, self.run, self._clock, pace)
+        self._nodes = Nodes(grid, self.run, self._clock)
 
     def _look(self) -> None:
         self._nodes.look()

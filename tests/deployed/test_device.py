@@ -6,11 +6,14 @@ import pytest
 
 import fedsim
 from fedsim.common.errors import SimulationError
+from fedsim.common.training import Limit, Training
 from fedsim.deployed.device import DeviceHalf
 from fedsim.deployed.packing import ContentPacker, Packet
 from fedsim.deployed.step_log import StepLog
+from fedsim.federation.client import Instruction
 from fedsim.federation.contents import BASE
-from fedsim.world.steps import Task, TaskStep
+from fedsim.federation.task_context import TaskContext
+from fedsim.world.steps import Task, TaskStep, Train
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,28 @@ def test_a_step_of_an_unknown_kind_is_refused_and_not_passed_over() -> None:
     task = Task(0, 0, (Warm(),), 0, None, 0)
     with pytest.raises(SimulationError, match=r"step 'Warm'.* allowed are Train, Evaluate, Work"):
         half._carry_out(task, Warm())
+
+
+@pytest.mark.parametrize(
+    ("at_least", "go_on", "goes_on", "epochs"),
+    [(3, False, True, 3), (4, False, False, 0), (4, True, True, 0)],
+)
+def test_a_training_of_fewer_epochs_than_its_limit_demands_has_failed_as_in_a_simulation(
+    *, at_least: int, go_on: bool, goes_on: bool, epochs: int
+) -> None:
+    scenario = fedsim.Scenario(
+        data={"source": "digits"},
+        population={"devices": 2},
+        strategy={"kind": "fedavg", "clients_per_round": 2},
+    )
+    half = DeviceHalf(scenario, 0, pace=1e-12)
+    learner = half._learner
+    contents = {"model": learner.initial()}
+    task = Task(0, 0, (), 0, None, 0, context=TaskContext(Instruction("train", contents, 0)))
+    task.samples = 10
+    step = Train(Training(learner.initial(), 3), Limit(at_least=at_least, go_on=go_on))
+    assert half._carry_out(task, step) is goes_on
+    assert task.epochs == epochs
 
 
 @pytest.mark.parametrize("brings_base", [False, True])
