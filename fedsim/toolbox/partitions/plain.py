@@ -62,10 +62,11 @@ class ByLabel(Partition):
         Returns:
             For each device the indices of its samples.
         """
-        labels = dataset.pool.classes
+        classes = dataset.pool.classes
         pieces: list[list[Index]] = [[] for _ in range(devices)]
         for label, samples in enumerate(dataset.by_class(index)):
-            members = list(range(label, devices, labels))
+            # device d has the label d % classes
+            members = list(range(label, devices, classes))
             if not members:  # fewer devices than labels
                 members = [label % devices]
             shares = deal_evenly(samples, len(members), streams.generator(purpose, label))
@@ -117,6 +118,11 @@ class Shards(Partition):
     similarity: float = Field(default=0.0, ge=0.0, le=1.0)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Deal a share ``similarity`` of the samples evenly, and the rest in shards of few classes.
+
+        A shard is a piece of the remaining samples sorted by class; each device gets ``per_device``
+        random shards.
+        """
         size = dataset.train_size
         per_device = self.per_device
         require_devices(
@@ -131,9 +137,9 @@ class Shards(Partition):
         rest = shuffled[even_size:]
         by_class = rest[np.argsort(dataset.pool.y[rest], kind="stable")]
         shards = np.array_split(by_class, devices * per_device)
-        dealt = generator.permutation(len(shards)).reshape(devices, per_device)
+        shards_of_device = generator.permutation(len(shards)).reshape(devices, per_device)
         train = []
-        for even_part, numbers in zip(even_parts, dealt.tolist(), strict=True):
+        for even_part, numbers in zip(even_parts, shards_of_device.tolist(), strict=True):
             device_shards = [shards[number] for number in numbers]
             train.append(np.concatenate([even_part, *device_shards]))
         return federated(dataset, train, deal_test_alike(dataset, train, streams))
@@ -258,9 +264,9 @@ def _read_entries(path: Path) -> list[dict[str, object]]:
         content = read_keyed_json(path)
     if not isinstance(content, dict):
         raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
-    numbers = number_devices(content, len(content))
+    numbers = number_devices(content, len(content))  # a text is the first wrong key
     if isinstance(numbers, str) or "" in content:
-        wrong = numbers if isinstance(numbers, str) else ""  # the first wrong key
+        wrong = numbers if isinstance(numbers, str) else ""
         raise DataError(f"'{path}' has the key {show_value(wrong)}; {naming_rule(len(content))}")
     return [
         _parse_entry(path, name, content[name]) for name in sorted(content, key=numbers.__getitem__)
@@ -309,7 +315,7 @@ def _pool_indices(path: Path, label: str, entry: object, samples: Index) -> Inde
     try:
         numbers: AnyArray = np.asarray(entry)
     except ValueError:  # nested lists of different lengths
-        numbers = np.zeros((1, 1))
+        numbers = np.zeros((1, 1))  # rejected below, as it has two dimensions
     if numbers.size == 0:
         return samples[:0]
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
@@ -348,6 +354,11 @@ class LabelGroups(Partition):
     groups: int = Field(default=5, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Give each group of devices the samples of its own range of neighbouring classes.
+
+        Device d is of group d % ``groups``. The training samples of a group are divided into parts
+        of equal size, its test samples evenly.
+        """
         groups = self.groups
         self._require_divisor(dataset)
         _require_members(groups, devices)
@@ -368,6 +379,7 @@ class LabelGroups(Partition):
         test: list[Index] = [dataset.test] * devices
         for group, count in enumerate(member_counts):
             mixed = streams.generator("world/data/train", group).permutation(group_train[group])
+            # the devices group, group + groups, ... are the members
             train[group::groups] = list(mixed[: size * count].reshape(count, size))
             generator = streams.generator("world/data/test", group)
             test[group::groups] = deal_evenly(group_test[group], count, generator)
@@ -404,6 +416,11 @@ class Permutations(Partition):
     agree: int = Field(default=2, ge=0)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Deal the training samples evenly, and give each group of devices its own label map.
+
+        Device d is of group d % ``groups``; group 0 keeps the labels. All devices share the test
+        samples, with permuted labels too.
+        """
         require_devices(
             devices,
             dataset.train_size,
@@ -429,17 +446,17 @@ class Permutations(Partition):
             ScenarioError: not enough such permutations were found.
         """
         # two permutations that agree on all labels but one agree on that one too, and are equal
-        agree = min(self.agree, classes - 2)
+        most_equal = min(self.agree, classes - 2)
         maps = [np.arange(classes)]
-        for _ in range(_MOST_DRAWS + 1):
+        for _ in range(_MOST_DRAWS + 1):  # an attempt for each draw, and one to return
             if len(maps) == self.groups:
                 return maps
             candidate = generator.permutation(classes)
-            if all(np.count_nonzero(candidate == label_map) <= agree for label_map in maps):
+            if all(np.count_nonzero(candidate == label_map) <= most_equal for label_map in maps):
                 maps.append(candidate)
         raise ScenarioError(
             f"data.partition.groups is {self.groups}; only {len(maps)} permutations of {classes} "
-            f"labels that agree on at most {agree} were found: lower it, or raise "
+            f"labels that agree on at most {most_equal} were found: lower it, or raise "
             "data.partition.agree"
         )
 
@@ -472,6 +489,11 @@ class Rotations(Partition):
         return degrees
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Deal all samples evenly among the devices of each rotation, and turn the images.
+
+        Device d has the rotation ``degrees[d % len(degrees)]``; devices of different rotations may
+        have the same samples.
+        """
         shape = dataset.pool.shape
         size = dataset.train_size
         groups = len(self.degrees)
@@ -498,6 +520,8 @@ class Rotations(Partition):
             train = deal_evenly(dataset.train, len(members), generator)
             test = np.array_split(dataset.test, len(members))
             for device, train_index, test_index in zip(members, train, test, strict=True):
-                shards[device] = Shard(train_index[: self.most_samples], test_index, degrees // 90)
+                quarter_turns = degrees // 90
+                used_train = train_index[: self.most_samples]
+                shards[device] = Shard(used_train, test_index, quarter_turns)
         in_order = [shards[device] for device in range(devices)]
         return FederatedData(dataset.pool, in_order, truth=np.arange(devices) % groups)

@@ -25,6 +25,9 @@ from fedsim.learning.data.partitions import (
 )
 
 _LEAST_PER_CLASS = 2  # least images of a class on a device (``femnist``)
+_FEMNIST_CLASSES = 3  # classes of a device (``femnist``)
+_FEMNIST_PER_CLASS = 4000  # greatest count of images of a class that are used (``femnist``)
+_DITTO_CLASSES = 5  # classes of a device (``ditto``)
 _FIRST_OF_CLASS = 5  # least samples of a class on a device (``power-law``)
 _MOST_SAMPLES = 100_000_000  # greatest sum of all devices' training samples (``class-bias``)
 
@@ -53,27 +56,50 @@ class PowerLaw(Partition):
     classes_per_device: int = Field(default=2, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Deal samples in two passes: 5 of each class of a device, then the rest by random shares.
+
+        The rest of a class is all samples that the first pass leaves.
+        """
         labels, truth = _neighbouring_classes(dataset, devices, self.classes_per_device)
         parts = dataset.by_class(dataset.all)
-        least = _FIRST_OF_CLASS
-        per_device = self.classes_per_device
         sizes = np.array([len(part) for part in parts])
-        reserved = least * np.bincount(labels.ravel(), minlength=len(parts))
+        devices_of_class = np.bincount(labels.ravel(), minlength=len(parts))
+        reserved = _FIRST_OF_CLASS * devices_of_class  # for the first pass
+        self._refuse_scarce_class(dataset, devices, sizes, reserved)
+        rest = self._divide_rest(labels, sizes - reserved, streams.generator("world/data/sizes"))
+        amounts = np.stack([np.full_like(rest, _FIRST_OF_CLASS), rest])  # of each pass
+        # amounts are rounded down, so a class suffices for all devices, except for rounding errors
+        indices = _deal(parts, labels, amounts, "skip")
+        return hold_out_tenths(dataset, indices, streams, truth)
+
+    def _refuse_scarce_class(
+        self, dataset: Dataset, devices: int, sizes: Ints, reserved: Ints
+    ) -> None:
+        """Raise ``ScenarioError`` if a class has fewer samples than its devices need at least.
+
+        Args:
+            dataset: the data set, for the error message.
+            devices: count of devices.
+            sizes: count of samples of each class, int64 [C].
+            reserved: count of samples that the devices of each class need, int64 [C].
+        """
         scarce = np.flatnonzero(reserved > sizes)
         if len(scarce):
             label = scarce[0]
             why = (
-                f"each needs {least} samples of each of its {per_device} classes, and "
-                f"'{dataset.name}' has {sizes[label]} of {label}"
+                f"each needs {_FIRST_OF_CLASS} samples of each of its {self.classes_per_device} "
+                f"classes, and '{dataset.name}' has {sizes[label]} of {label}"
             )
-            devices_of_a_class = int(sizes.min()) // least
-            require_devices(devices, devices_of_a_class * len(sizes) // per_device, why)
-        rest = self._divide_rest(labels, sizes - reserved, streams.generator("world/data/sizes"))
-        amounts = np.stack([np.full_like(rest, least), rest])
-        return hold_out_tenths(dataset, _deal(parts, labels, amounts, "skip"), streams, truth)
+            # each class can serve so many devices, and each device needs several classes
+            devices_per_class = int(sizes.min()) // _FIRST_OF_CLASS
+            most_devices = devices_per_class * len(sizes) // self.classes_per_device
+            require_devices(devices, most_devices, why)
 
     def _divide_rest(self, labels: Ints, available: Ints, generator: np.random.Generator) -> Ints:
         """Divide the remaining samples of each class among the devices of the class, at random.
+
+        The shares of a class are proportional to draws from lognormal(0, 2), and are rounded down.
+        As in FedProx's code, numbers are drawn for a full table of classes, rows and slots.
 
         Args:
             labels: the classes of each device, int64 [devices, slots].
@@ -89,10 +115,11 @@ class PowerLaw(Partition):
         draws = generator.lognormal(0.0, 2.0, (classes, rows, slots))
         # device u has row u // C of the draws of each of its classes; other draws are not used
         row_of_device = np.arange(devices)[:, None] // classes
+        # class, row and slot of each draw that a device uses, each broadcast to [devices, slots]
         positions = (labels, row_of_device, np.arange(slots)[None])
         used = np.zeros_like(draws)
         used[positions] = draws[positions]
-        total = used.sum(axis=(1, 2), keepdims=True)
+        total = used.sum(axis=(1, 2), keepdims=True)  # of each class, [classes, 1, 1]
         total = np.maximum(total, np.finfo(np.float64).tiny)  # 0 for a class that no device has
         amounts: Floats = (available[:, None, None] * used / total)[positions]
         return amounts.astype(np.int64)
@@ -119,18 +146,28 @@ class Femnist(Partition):
     overlap: bool = True
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        labels, truth = _neighbouring_classes(dataset, devices, 3)
+        """Give device u samples of the classes u, u+1 and u+2 (mod C), equally many of each.
+
+        With ``overlap`` these are the first samples of each class, so devices share samples.
+        Otherwise each device gets the samples that follow those of the device before it.
+        """
+        labels, truth = _neighbouring_classes(dataset, devices, _FEMNIST_CLASSES)
         generator = streams.generator("world/data/train")
-        parts = [generator.permutation(part)[:4000] for part in dataset.by_class(dataset.train)]
+        parts = []
+        for class_samples in dataset.by_class(dataset.train):
+            parts.append(generator.permutation(class_samples)[:_FEMNIST_PER_CLASS])
+        # the distribution of sizes is that of FedProx's code
         sizes = streams.generator("world/data/sizes").lognormal(4.0, 1.0, devices) + 5.0
-        amounts = np.maximum(_LEAST_PER_CLASS, (sizes / 3).astype(np.int64))
+        # count of samples of each class of a device, int64 [devices]
+        amounts = np.maximum(_LEAST_PER_CLASS, (sizes / _FEMNIST_CLASSES).astype(np.int64))
         indices = []
         if self.overlap:
             for device_labels, amount in zip(labels, amounts, strict=True):
-                pieces = [parts[label][:amount] for label in device_labels]
-                indices.append(np.concatenate(pieces))
+                first_samples = [parts[label][:amount] for label in device_labels]
+                indices.append(np.concatenate(first_samples))
         else:
-            amounts_by_class = np.repeat(amounts[None, :, None], 3, axis=2)
+            # one pass over the devices: int64 [1, devices, classes of a device]
+            amounts_by_class = np.repeat(amounts[None, :, None], _FEMNIST_CLASSES, axis=2)
             indices = _deal(parts, labels, amounts_by_class, "rest")
         for device, index in enumerate(indices):
             if len(index) < _LEAST_PER_CLASS:
@@ -162,16 +199,18 @@ class DittoPartition(Partition):
     usual_normalize: ClassVar[Normalize] = "standardize"
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        labels, truth = _neighbouring_classes(dataset, devices, 5)
+        """Draw sizes and proportions as Ditto's code does, and deal each published set by them."""
+        labels, truth = _neighbouring_classes(dataset, devices, _DITTO_CLASSES)
         legacy = np.random.RandomState(233)  # the generator and the seed of the published split
         sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0
-        sizes = dataset.train_size * sizes / sum(sizes)
+        sizes = dataset.train_size * sizes / sum(sizes)  # they sum to the count of training samples
         draws = legacy.lognormal(1.0, 1.0, labels.shape)
         shares = np.array([device_draws / sum(device_draws) for device_draws in draws])
+        # samples of each class of a device, dealt in one pass: [1, devices, classes of a device]
         amounts = (shares * sizes[:, None])[None]
-        ratio = dataset.train_size / max(1, len(dataset.test))
+        train_to_test = dataset.train_size / max(1, len(dataset.test))
         train_amounts = amounts.astype(np.int64) + 1
-        test_amounts = (amounts / ratio).astype(np.int64) + 1
+        test_amounts = (amounts / train_to_test).astype(np.int64) + 1
         train = _deal(dataset.by_class(dataset.train), labels, train_amounts, "again")
         test = _deal(dataset.by_class(dataset.test), labels, test_amounts, "again")
         return federated(dataset, train, test, truth)
@@ -213,7 +252,7 @@ def _deal(
         For each device the indices of its samples.
     """
     pieces: list[list[Index]] = [[] for _ in labels]
-    begins = np.zeros(len(parts), dtype=np.int64)
+    begins = np.zeros(len(parts), dtype=np.int64)  # position of the next sample of each class
     for pass_index, device, slot in np.ndindex(amounts.shape):
         label = labels[device, slot]
         amount = amounts[pass_index, device, slot]
@@ -256,6 +295,10 @@ class ClassBias(Partition):
     per_class: int = Field(default=5000, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Draw each device's size, its order of classes, and training samples by this order.
+
+        The first ``classes_per_device`` classes in the order make up ``share`` of the samples.
+        """
         require_classes(self.classes_per_device, dataset)
         parts = [part[: self.per_class] for part in dataset.by_class(dataset.train)]
         for label, part in enumerate(parts):
@@ -272,9 +315,9 @@ class ClassBias(Partition):
         first_labels = []
         for device, size in enumerate(sizes.tolist()):
             generator = streams.generator("world/data/train", device)
-            order = generator.permutation(len(parts))
-            train.append(self._draw_samples(parts, order, size, generator))
-            first_labels.append(order[0])
+            class_order = generator.permutation(len(parts))
+            train.append(self._draw_samples(parts, class_order, size, generator))
+            first_labels.append(class_order[0])
         truth = np.array(first_labels) if self.classes_per_device == 1 else None
         return federated(dataset, train, deal_test_alike(dataset, train, streams), truth)
 
@@ -299,11 +342,12 @@ class ClassBias(Partition):
         # the major classes get counts that are as equal as possible
         counts[major] = [len(chunk) for chunk in np.array_split(np.arange(major_size), len(major))]
         if len(minor):
-            chances = np.full(len(minor), 1.0 / len(minor))
-            counts[minor] = generator.multinomial(size - major_size, chances)
+            equal_chances = np.full(len(minor), 1.0 / len(minor))
+            counts[minor] = generator.multinomial(size - major_size, equal_chances)
         pieces = []
         for part, count in zip(parts, counts.tolist(), strict=True):
             if count:
+                # a sample is drawn twice only if the class has too few
                 positions = generator.choice(len(part), count, replace=count > len(part))
                 pieces.append(part[positions])
         return np.concatenate(pieces)
@@ -335,6 +379,11 @@ class ClassImbalance(Partition):
     largest: int = Field(default=100, ge=1, le=1_000_000_000)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Draw how many samples of each class each device has, and deal the samples of each class.
+
+        The devices take the shuffled samples of a class in order. Samples that are used up are
+        dealt again, to other devices.
+        """
         classes = dataset.pool.classes
         require_classes(self.classes_per_device, dataset)
         majority = _majority_chances(classes)
@@ -353,10 +402,11 @@ class ClassImbalance(Partition):
                 f"{available[label]} training samples of class {label}, so 1 to "
                 f"{available.min()} are allowed"
             )
-        owners = [np.repeat(np.arange(devices), label_counts) for label_counts in counts.T]
+        owners = []
         pieces = []
-        for part, total in zip(parts, counts.sum(axis=0), strict=True):
-            pieces.append(np.resize(part, total))  # repeats a class that is used up
+        for part, label_counts in zip(parts, counts.T, strict=True):
+            owners.append(np.repeat(np.arange(devices), label_counts))
+            pieces.append(np.resize(part, label_counts.sum()))  # repeats a class that is used up
         device_of_sample = np.concatenate(owners)
         samples = np.concatenate(pieces)
         test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
@@ -375,7 +425,7 @@ class ClassImbalance(Partition):
         candidates = np.delete(np.arange(classes), major)
         minor = generator.choice(candidates, self.classes_per_device - 1, replace=False)
         amounts: Ints = np.zeros(self.classes_per_device, dtype=np.int64)
-        while not amounts.any():
+        while not amounts.any():  # a device needs a sample
             amounts = generator.integers(0, self.largest, self.classes_per_device, endpoint=True)
         # the largest amount goes to the majority class, which is first below
         most = int(amounts.argmax())

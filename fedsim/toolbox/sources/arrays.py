@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.common.arrays import AnyArray
@@ -67,7 +68,7 @@ def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
     _require_alike(path, "y", "targets", y_train, y_test)
     classes = _count_classes(y_train, y_test)
     tokens = _count_tokens(path, x_train, x_test, options.vocabulary)
-    peak = 255.0 if x_train.dtype == np.uint8 else 1.0
+    peak = 255.0 if x_train.dtype == np.uint8 else 1.0  # largest value, by which samples are scaled
     _note_arrays(path, arrays, columns, has_tests=not whole_names)
     return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
 
@@ -240,8 +241,9 @@ def _read_columns(
         if name in roles:
             continue
         base, part = _split_name(name, parts)
-        peers = [f"{base}{suffix}" for suffix in parts]
-        missing = [peer for peer in peers if peer not in arrays]
+        # the column's name in each part: a column of one part needs its counterpart in the other
+        part_names = [f"{base}{suffix}" for suffix in parts]
+        missing = [part_name for part_name in part_names if part_name not in arrays]
         has_size = array.shape == (sizes.get(part, -1),)
         if missing or not has_size or not np.issubdtype(array.dtype, np.integer):
             reason = f" (there is no {missing[0]!r})" if missing and part else ""
@@ -251,7 +253,8 @@ def _read_columns(
                 f"{array.dtype}{reason}; known are {', '.join(roles)}, and columns: integers of "
                 f"shape (n,){both_parts}{nearest(name, roles)}"
             )
-        columns[base] = np.concatenate([arrays[peer] for peer in peers]).astype(np.int64)
+        part_arrays = [arrays[part_name] for part_name in part_names]
+        columns[base] = np.concatenate(part_arrays).astype(np.int64)
     return columns
 
 
@@ -296,6 +299,22 @@ def _read_pair(
         raise DataError(f"'{path}' has no array '{missing}'; it has {names}, and needs {_NEEDS}")
     _refuse_other_values(path, x_name, x)
     _refuse_other_values(path, y_name, y)
+    _refuse_wrong_shapes(path, part, x, y)
+    samples = _convert_samples(path, x_name, x, options.layout)
+    return samples, _convert_targets(path, y_name, y)
+
+
+def _refuse_wrong_shapes(path: Path, part: str, x: AnyArray, y: AnyArray) -> None:
+    """Raise ``DataError`` if samples or targets are of an invalid shape, or do not fit together.
+
+    Args:
+        path: the file or the factory, for error messages.
+        part: suffix of the arrays' names, for error messages.
+        x: the samples.
+        y: the labels or targets, of numbers.
+    """
+    x_name = f"x{part}"
+    y_name = f"y{part}"
     is_real = np.issubdtype(y.dtype, np.floating)
     is_integer = y.dtype == np.bool_ or np.issubdtype(y.dtype, np.integer)
     if not (is_real or is_integer) or y.ndim not in (1, 2):
@@ -311,18 +330,31 @@ def _read_pair(
         raise DataError(
             f"'{path}': '{y_name}' is of shape {y.shape}; each sample needs one target at least"
         )
-    samples = _convert_samples(path, x_name, x, options.layout)
+
+
+def _convert_targets(path: Path, name: str, y: AnyArray) -> AnyArray:
+    """Convert integers [n] to labels, int64 [n]; other numbers to targets, float32 or int64 [n, k].
+
+    Args:
+        path: the file or the factory, for error messages.
+        name: name of the array, for error messages.
+        y: the array.
+
+    Raises:
+        DataError: a label is out of range, or a target is not finite.
+    """
+    is_real = np.issubdtype(y.dtype, np.floating)
     if y.ndim == 1 and not is_real:
         if y.dtype.kind == "u" and y.max() >= _MOST_CLASSES:  # may not fit into int64
             raise DataError(
                 f"'{path}' has the label {y.max()}; allowed are 0 to {_MOST_CLASSES - 1}"
             )
-        return samples, check_labels(path, y.astype(np.int64), _MOST_CLASSES)
-    with np.errstate(over="ignore"):
+        return check_labels(path, y.astype(np.int64), _MOST_CLASSES)
+    with np.errstate(over="ignore"):  # numbers too large for float32 are rejected below
         targets = y.reshape(len(y), -1).astype(np.float32 if is_real else np.int64)
     if not np.isfinite(targets).all():
-        raise DataError(f"'{path}': '{y_name}' has values that are not finite, or no float32")
-    return samples, targets
+        raise DataError(f"'{path}': '{name}' has values that are not finite, or no float32")
+    return targets
 
 
 def _refuse_other_values(path: Path, name: str, array: AnyArray) -> None:
@@ -367,15 +399,7 @@ def _convert_samples(path: Path, name: str, x: AnyArray, layout: Layout) -> AnyA
     """
     form = f"'{path}': '{name}' is of shape {x.shape} and type {x.dtype}"
     if _is_tokens(x):
-        if x.ndim != 2 or not x.size or x.min() < 0:
-            least = f", and the least is {x.min()}" if x.size else ""
-            raise DataError(
-                f"{form}{least}; tokens are integers from 0 of shape (n, T), and samples of "
-                "numbers uint8 or floats"
-            )
-        if x.dtype.kind == "u" and x.max() > np.iinfo(np.int64).max:
-            raise DataError(f"{form}, and the largest is {x.max()}; tokens are below 2^63")
-        return x.astype(np.int64)
+        return _convert_tokens(form, x)
     if 0 in x.shape:
         raise DataError(f"{form}; each sample needs one number at least")
     x = _channels_first(form, name, x, layout)
@@ -383,11 +407,32 @@ def _convert_samples(path: Path, name: str, x: AnyArray, layout: Layout) -> AnyA
         return np.asarray(x, dtype=np.uint8)
     if not np.issubdtype(x.dtype, np.floating):
         raise DataError(f"{form}; allowed are uint8 and floats")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # numbers too large for float32 are rejected below
         numbers = x.astype(np.float32)
     if not np.isfinite(numbers).all():
         raise DataError(f"'{path}': '{name}' has values that are not finite, or no float32")
     return numbers
+
+
+def _convert_tokens(form: str, x: AnyArray) -> NDArray[np.int64]:
+    """Convert samples of integers to tokens, int64 [n, T].
+
+    Args:
+        form: description of the array, for error messages.
+        x: the array.
+
+    Raises:
+        DataError: the shape or a value is not allowed.
+    """
+    if x.ndim != 2 or not x.size or x.min() < 0:
+        least = f", and the least is {x.min()}" if x.size else ""
+        raise DataError(
+            f"{form}{least}; tokens are integers from 0 of shape (n, T), and samples of "
+            "numbers uint8 or floats"
+        )
+    if x.dtype.kind == "u" and x.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{form}, and the largest is {x.max()}; tokens are below 2^63")
+    return x.astype(np.int64)
 
 
 def _channels_first(form: str, name: str, x: AnyArray, layout: Layout) -> AnyArray:

@@ -106,7 +106,8 @@ class MapDataset(Source):
 def _read_dataset(make: Callable[[], object], where: str) -> NamedArrays:
     """Read all items of a user's Dataset, and stack them by key.
 
-    Items are read again, to find items that depend on random draws or on the order of reading.
+    Items must depend on their index alone, because a run must be repeatable. Therefore the items
+    are read again with other seeds of the global random generators and in another order.
 
     Args:
         make: creates the Dataset.
@@ -130,23 +131,37 @@ def _read_dataset(make: Callable[[], object], where: str) -> NamedArrays:
         sampled_indices = list(range(0, size, step))[::-1]
         repeated = _read_items(dataset, sampled_indices, where)
         _require_same(repeated, sampled_indices, arrays, where, "when it is read again")
-        del dataset
-        # a new instance, read backwards, changes items that depend on what was read before
-        second_dataset = _make_dataset(make, where)
-        if len(second_dataset) != size:
-            raise DataError(
-                f"{where}, which has {size} items at first and {len(second_dataset)} when it is "
-                f"made again; {_ADVICE}"
-            )
-        reversed_indices = range(size)[::-1]
-        repeated = _read_items(second_dataset, reversed_indices, where)
-        when = "when the Dataset is made again and read in another order"
-        _require_same(repeated, reversed_indices, arrays, where, when)
-        del second_dataset, repeated
+        del dataset, repeated  # two instances at a time may take too much memory
+        _require_order_independence(make, where, size, arrays)
         generators = [name for name in states_before if states_before[name] != states_after[name]]
         if generators:
             _require_own_seed(make, where, generators, states_after)
     return arrays
+
+
+def _require_order_independence(
+    make: Callable[[], object], where: str, size: int, arrays: NamedArrays
+) -> None:
+    """Raise ``DataError`` if a new instance of a Dataset, read backwards, has other items.
+
+    This finds items that depend on what was read before.
+
+    Args:
+        make: creates the Dataset.
+        where: text that names the Dataset, for error messages.
+        size: count of items of the first instance.
+        arrays: the stacked items of the first instance.
+    """
+    dataset = _make_dataset(make, where)
+    if len(dataset) != size:
+        raise DataError(
+            f"{where}, which has {size} items at first and {len(dataset)} when it is made again; "
+            f"{_ADVICE}"
+        )
+    reversed_indices = range(size)[::-1]
+    repeated = _read_items(dataset, reversed_indices, where)
+    when = "when the Dataset is made again and read in another order"
+    _require_same(repeated, reversed_indices, arrays, where, when)
 
 
 def _require_own_seed(
@@ -292,8 +307,8 @@ def _stack(items: Iterator[Item], where: str) -> NamedArrays:
             if not _has_form_of(array, first_array):
                 raise DataError(
                     f"{where}, whose item {index} has {key!r} of shape {array.shape} and type "
-                    f"{array.dtype}, and item 0 of {first_array.shape} and {first_array.dtype}; all must be "
-                    "alike"
+                    f"{array.dtype}, and item 0 of {first_array.shape} and {first_array.dtype}; "
+                    "all must be alike"
                 )
             columns[key].append(array)
     if not columns:

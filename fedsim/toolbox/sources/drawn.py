@@ -16,6 +16,7 @@ from fedsim.toolbox.sources.tables import USER
 
 _MOST_PIXELS = 1_000_000_000  # greatest count of values in the drawn samples (1 GB)
 _CELL = 4  # side of the squares of which an image of a class consists (pixels)
+_GREY = 128.0  # mean value of a pixel (of 255)
 _BRIGHTNESS = 20.0  # standard deviation of a user's brightness (of 255)
 
 Side = Annotated[int, Field(ge=1, le=4_096)]
@@ -137,13 +138,21 @@ class DrawnImages(Source):
             generator: the source of the draws.
         """
         channels, height, width = self.shape
-        cells = (self.classes, channels, math.ceil(height / _CELL), math.ceil(width / _CELL))
-        colours = np.full((self.classes, channels, 1, 1), 128.0)
+        # the pattern of a class consists of squares of ``_CELL`` x ``_CELL`` pixels
+        squares_shape = (
+            self.classes,
+            channels,
+            math.ceil(height / _CELL),
+            math.ceil(width / _CELL),
+        )
+        class_colours = np.full((self.classes, channels, 1, 1), _GREY)
         if self.colour:
-            colours = generator.normal(128.0, self.colour, colours.shape)
-        squares = (colours + generator.normal(0.0, self.contrast, cells)).astype(np.float32)
+            class_colours = generator.normal(_GREY, self.colour, class_colours.shape)
+        contrasts = generator.normal(0.0, self.contrast, squares_shape)
+        squares = (class_colours + contrasts).astype(np.float32)
         patterns = squares.repeat(_CELL, axis=2).repeat(_CELL, axis=3)[..., :height, :width]
         brightness = generator.normal(0.0, _BRIGHTNESS, self.users).astype(np.float32)
+        # each sample's pattern is moved by up to 2 pixels in each direction
         moves = generator.integers(-2, 3, (self.samples, 2))
         x = np.empty((self.samples, *self.shape), np.uint8)
         for index in range(self.samples):

@@ -87,13 +87,13 @@ def _parse_integers(content: memoryview) -> NDArray[np.int64]:
     Each integer is a field, or all integers are packed into one field.
     """
     numbers = []
-    for part in _fields(content):
-        if part.wire == _VARINT:
-            numbers.append(part.integer)
+    for field in _fields(content):
+        if field.wire == _VARINT:
+            numbers.append(field.integer)
             continue
         offset = 0
-        while offset < len(part.content):
-            number, offset = _varint(part.content, offset)
+        while offset < len(field.content):  # packed integers
+            number, offset = _varint(field.content, offset)
             numbers.append(number)
     # a negative integer is encoded as 2^64 more
     return np.array(numbers, dtype=np.uint64).astype(np.int64)
@@ -108,11 +108,11 @@ def _fields(message: memoryview) -> Iterator[_Field]:
     offset = 0
     while offset < len(message):
         tag, offset = _varint(message, offset)
-        wire = tag & 7  # the other bits of a tag are the number of the field
+        wire = tag & 7  # type of encoding; the other bits of a tag are the number of the field
         integer = 0
         if wire == _VARINT:
             integer, offset = _varint(message, offset)
-            size = 0
+            size = 0  # of the field's content (bytes)
         elif wire == _LENGTH:
             size, offset = _varint(message, offset)
         elif wire in (_EIGHT_BYTES, _FOUR_BYTES):

@@ -78,7 +78,7 @@ class Flair(Source):
         if not train:
             raise DataError(f"'{folder / LABELS}' has no image in the part 'train'")
         photographs = [*train, *test]
-        users: dict[str, int] = {}
+        users: dict[str, int] = {}  # name -> number, in order of the first photograph
         for photo in photographs:
             users.setdefault(photo.user, len(users))
         x = self._decode_images(folder / IMAGES, [photo.image for photo in photographs])
@@ -89,10 +89,15 @@ class Flair(Source):
             f"{str(folder)!r}: {len(photographs)} images of {len(users)} users, {test_only_users} "
             f"of whom have test samples alone; {len(names)} labels"
         )
-        size = len(train)
-        columns = {USER: owners}
+        train_size = len(train)
         return Raw(
-            "flair", x[:size], y[:size], x[size:], y[size:], classes=len(names), columns=columns
+            "flair",
+            x[:train_size],
+            y[:train_size],
+            x[train_size:],
+            y[train_size:],
+            classes=len(names),
+            columns={USER: owners},
         )
 
     def _select(self, photos: list[_Photo], part: str) -> list[_Photo]:
@@ -223,7 +228,7 @@ def _decode(path: Path, side: int | None) -> NDArray[np.uint8]:
         if side is not None:
             coloured = coloured.resize((side, side), _BILINEAR)
         return np.asarray(coloured, dtype=np.uint8)
-    except DataError:
+    except DataError:  # Pillow is missing
         raise
     except FileNotFoundError:
         raise DataError(f"'{path}' is missing, and {LABELS} lists it") from None

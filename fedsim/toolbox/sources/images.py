@@ -59,7 +59,19 @@ def read_idx(path: Path, dimensions: int) -> ByteArray:
 
 
 def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
-    """Read the array of an unpacked IDX file, and check its header and its length."""
+    """Read the array of an unpacked IDX file, and check its header and its length.
+
+    The header has four magic bytes, and the length of each dimension as a big-endian integer of
+    four bytes. The values follow, one byte each.
+
+    Args:
+        path: the file, for error messages.
+        file: its unpacked content.
+        dimensions: count of dimensions that the array must have.
+
+    Raises:
+        DataError: the content is not such an array.
+    """
     magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     header_bytes = 4 + 4 * dimensions
     header = file.read(header_bytes)
@@ -68,15 +80,18 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
             f"'{path}' is no IDX file of {dimensions} dimensions: it begins with "
             f"{header[:4].hex()}, not {magic.hex()}"
         )
-    shape = struct.unpack(f">{dimensions}I", header[4:].ljust(header_bytes - 4, b"\0"))
-    expected = math.prod(shape)
-    if expected > _MOST_PIXELS:
+    padded_lengths = header[4:].ljust(header_bytes - 4, b"\0")  # a truncated header is found below
+    shape = struct.unpack(f">{dimensions}I", padded_lengths)
+    values = math.prod(shape)
+    if values > _MOST_PIXELS:
         raise DataError(
-            f"'{path}' has {expected} values by its header; allowed are at most {_MOST_PIXELS}"
+            f"'{path}' has {values} values by its header; allowed are at most {_MOST_PIXELS}"
         )
-    content = file.read(expected + 1)  # limited, as a small file may unpack to gigabytes
+    # One byte more finds a file that is too long. A small file may unpack to gigabytes, so the
+    # remaining ones are not read.
+    content = file.read(values + 1)
     length = len(header) + len(content)
-    expected_length = header_bytes + expected
+    expected_length = header_bytes + values
     if length != expected_length:
         present = "more" if length > expected_length else str(length)
         raise DataError(

@@ -35,6 +35,10 @@ class Text(Source):
     length: int = Field(default=40, ge=1, le=100_000)
 
     def load(self, root: Path | None) -> Raw:
+        """Cut the text of each speaker into windows of characters, labelled with the speaker.
+
+        Characters are numbered in sorted order. A speaker with less text than a window is left out.
+        """
         path = Path(__file__).parent / "shakespeare.txt"
         if self.path is not None:
             path = find_file(self.path, root)
@@ -45,15 +49,16 @@ class Text(Source):
         for speech in _texts_by_speaker(text).values():
             tokens = np.searchsorted(characters, np.array([*speech]))
             if len(tokens) > self.length:
+                # neighbouring windows overlap in one character, the last target of the first window
                 windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)
-                parts.append(windows[:: self.length])  # those that overlap in one character
+                parts.append(windows[:: self.length])
         if not parts:
             raise DataError(
                 f"'{path}' has no speaker with {self.length + 1} characters "
                 f"(data.source.length is {self.length})"
             )
         x = np.concatenate(parts)
-        y = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        y = np.repeat(np.arange(len(parts)), [len(part) for part in parts])  # the speaker
         is_test = every_fifth(y)
         return Raw(
             "text",

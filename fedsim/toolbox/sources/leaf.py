@@ -73,14 +73,14 @@ class Leaf(Source):
             x_test = np.zeros((0, *x_train.shape[1:]), x_train.dtype)
         _require_alike(path, x_train, x_test)
         labels = [*labels_train, *labels_test]
-        vocabulary = 0
-        if x_train.dtype == np.int64:
+        vocabulary = 0  # samples are numbers
+        if x_train.dtype == np.int64:  # samples are texts
             vocabulary = len(CHARACTERS)
             y, classes = _next_characters(path, labels)
         else:
             y, classes = _number_labels(path, labels)
         x = reshape_samples(path, np.concatenate([x_train, x_test]), self.shape)
-        size = len(x_train)
+        train_size = len(x_train)
         test_only_users = len({name for name, *_ in test} - {name for name, *_ in train})
         note(
             f"{str(path)!r}: {len(x)} samples of {len(number_of_user)} users, {test_only_users} of "
@@ -89,10 +89,10 @@ class Leaf(Source):
         columns = {USER: np.array([*users_train, *users_test], dtype=np.int64)}
         return Raw(
             path.stem,
-            x[:size],
-            y[:size],
-            x[size:],
-            y[size:],
+            x[:train_size],
+            y[:train_size],
+            x[train_size:],
+            y[train_size:],
             classes,
             peak=1.0,
             vocabulary=vocabulary,
@@ -201,7 +201,7 @@ def _parse_user(
         raise DataError(
             f"{owner}: samples are no lists of numbers of one length: {error}"
         ) from None
-    if len(labels) and x.ndim == 1:
+    if len(labels) and x.ndim == 1:  # samples of one number each
         x = x[:, None]
     if not np.isfinite(x).all():
         raise DataError(f"{owner} has a number that is not finite, or no float32")
@@ -294,7 +294,7 @@ def _join_users(
     labels: list[object] = []
     owners: list[int] = []
     for name, x, y in users:
-        if not len(y):
+        if not len(y):  # a user without samples has no shape that could be compared
             continue
         if samples and samples[0].shape[1] != x.shape[1]:
             raise DataError(

@@ -127,7 +127,7 @@ class HuggingFace(Source):
 
     def load(self, root: Path | None) -> Raw:
         folder = find_file(self.path, root)
-        columns = {"x": self.x, "y": self.y}
+        columns = {"x": self.x, "y": self.y}  # name of the array -> column of the table
         for name in self.columns:
             columns[name] = name
         subfolders = {"": ""}  # suffix of the arrays' names -> folder
@@ -186,7 +186,7 @@ def _read_table(folder: Path, names: list[str]) -> "pa.Table":
     import pyarrow as pa
 
     try:
-        state = read_json(folder / "state.json")
+        state = read_json(folder / "state.json")  # lists the files of the table
         if state.get("_indices_data_files"):
             raise ValueError(
                 "it holds a selection of its rows as indices; call flatten_indices() before "
@@ -247,6 +247,7 @@ def _read_column(folder: Path, name: str, chunks: "pa.ChunkedArray") -> AnyArray
         return stacked.transpose(0, 3, 1, 2) if stacked.ndim == 4 else stacked
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
+    # nested lists are flattened level by level; the numbers then get the shape of the lists
     shape = [len(column)]
     while _holds_lists(column.type):
         lengths = pc.list_value_length(column).unique().to_pylist()

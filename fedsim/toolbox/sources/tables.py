@@ -22,6 +22,7 @@ USER = "user"
 """Name of the column of users, for ``data.column``."""
 
 _MOST_CLASSES = 100_000
+_NUMBER_KINDS = "biuf"  # numpy's codes of bool, integers and floats
 _MOST_NAMED = 8  # columns or words that a message lists
 
 Dimension = Annotated[int, Field(ge=1, le=100_000)]
@@ -92,14 +93,15 @@ class TableSource(Source):
         if self.user is not None:
             users, _ = numbered(tables, self.user)
             columns[USER] = users
-        size = len(table)
+        train_size = len(table)
         if self.test is None:
+            # every fifth sample of a user, else of a class, else of all samples is for tests
             strata = users
             if strata is None:
                 strata = y if y.ndim == 1 else np.zeros(len(y), np.int64)
             is_test = every_fifth(strata)
             order = np.argsort(is_test, kind="stable")  # test samples last
-            size -= int(is_test.sum())
+            train_size -= int(is_test.sum())
             x = x[order]
             y = y[order]
             columns = {name: column[order] for name, column in columns.items()}
@@ -107,7 +109,14 @@ class TableSource(Source):
         tests = "a file of its own has the tests" if self.test else "every fifth is for tests"
         note(f"{str(path)!r}: {len(x)} samples of {len(features)} features; {tests}")
         return Raw(
-            path.stem, x[:size], y[:size], x[size:], y[size:], classes, peak=1.0, columns=columns
+            path.stem,
+            x[:train_size],
+            y[:train_size],
+            x[train_size:],
+            y[train_size:],
+            classes,
+            peak=1.0,
+            columns=columns,
         )
 
     def _read_checked(self, path: Path, key: str) -> "pd.DataFrame":
@@ -242,13 +251,13 @@ def _feature_array(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArr
     for name in names:
         column = column_of(path, table, name)
         kind = column.dtype.kind
-        if kind not in "biuf":
+        if kind not in _NUMBER_KINDS:
             values = column.tolist()
             wrong = [value for value in values if not _is_number(value)] or values
             mixed = "numbers and other values" if len(wrong) < len(values) else "no numbers"
             raise DataError(
-                f"'{path}': the column {name!r} has {mixed}, such as {show_value(wrong[0])}; features "
-                "are numbers: list the columns of numbers in data.source.features"
+                f"'{path}': the column {name!r} has {mixed}, such as {show_value(wrong[0])}; "
+                "features are numbers: list the columns of numbers in data.source.features"
             )
         with np.errstate(over="ignore"):
             columns.append(column.astype(np.float64).astype(np.float32))
@@ -334,7 +343,7 @@ def numbered(
             "words alone, or integers alone"
         )
     words, numbers = np.unique(np.array(values, dtype=object), return_inverse=True)
-    listed = ", ".join(f"{number} = {word!r}" for number, word in enumerate(words[:_MOST_NAMED]))
     if types == {str} and len(words) <= _MOST_NAMED:
+        listed = ", ".join(f"{number} = {word!r}" for number, word in enumerate(words))
         note(f"{str(tables[0][0])!r}: {name} is {listed}")
     return numbers.astype(np.int64), words.tolist()

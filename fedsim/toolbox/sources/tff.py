@@ -216,23 +216,24 @@ class Tff(Source):
         Returns:
             Windows, int64 [n, length + 1], and the number of each window's user, int64 [n].
         """
-        texts: dict[int, list[int]] = {}
+        tokens_of_user: dict[int, list[int]] = {}  # all texts of a user, joined
+        # the tokens have the numbers from 1; 0 is ``_PAD``
         unknown = len(numbers) + 1
         begin = unknown + 1
         end = unknown + 2
         for user, example in zip(part.users, part.examples, strict=True):
-            tokens = texts.setdefault(user, [])
+            tokens = tokens_of_user.setdefault(user, [])
             for text in _split_texts(path, example, form):
                 tokens.append(begin)
                 tokens += [numbers.get(token, unknown) for token in text]
                 tokens.append(end)
         windows = [np.zeros((0, self.length + 1), np.int64)]
         owners = [np.zeros(0, np.int64)]
-        for user, tokens in texts.items():
+        for user, tokens in tokens_of_user.items():
             padding = max(0, self.length + 1 - len(tokens))  # of a user without a full window
             padded = np.array([*tokens, *[_PAD] * padding], dtype=np.int64)
-            view = np.lib.stride_tricks.sliding_window_view(padded, self.length + 1)
-            windows.append(view[:: self.length])
+            all_windows = np.lib.stride_tricks.sliding_window_view(padded, self.length + 1)
+            windows.append(all_windows[:: self.length])
             owners.append(np.full(len(windows[-1]), user, dtype=np.int64))
         return np.concatenate(windows), np.concatenate(owners)
 
@@ -318,7 +319,7 @@ def _to_images(
             raise DataError(f"'{path}' has pixels outside of 0 to 1")
         if not 0 <= int(label[0]) < classes:
             raise DataError(f"'{path}' has the label {label[0]}; allowed are 0 to {classes - 1}")
-        x[index] = np.floor(pixels * 255 + 0.5)
+        x[index] = np.floor(pixels * 255 + 0.5)  # rounds half up
         y[index] = label[0]
     return x.reshape(-1, 1, 28, 28), y
 
