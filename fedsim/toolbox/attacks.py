@@ -70,18 +70,20 @@ class Attack(Spec):
         honest = result.update
         if honest is None or result.start is None:
             return result, reply
-        draw = (device.number, count)
-        update = self.update(arithmetic, honest, result.start, ("world/attack", *draw))
+        task = (device.number, count)  # part of the names of random streams
+        update = self.update(arithmetic, honest, result.start, ("world/attack", *task))
 
         def attack_model(name: str, model: Ref) -> Ref:
             if model is honest:
                 return update  # the same ``Ref`` in the result and in the reply
-            return self.update(arithmetic, model, device.zero(), (f"world/attack/{name}", *draw))
+            return self.update(arithmetic, model, device.zero(), (f"world/attack/{name}", *task))
 
         def attack_content(name: str, value: object) -> object:
-            if isinstance(value, Partial):
+            if isinstance(value, Partial):  # some tensors of a model
                 return replace(value, model=attack_model(name, value.model))
-            return attack_model(name, value) if isinstance(value, Ref) else value
+            if isinstance(value, Ref):
+                return attack_model(name, value)
+            return value  # no model
 
         attacked_reply = {name: attack_content(name, value) for name, value in reply.items()}
         return result._replace(update=update), attacked_reply

@@ -91,6 +91,10 @@ class Lossy(Codec):
         base: Ref | None,
         residual: Ref | None,
     ) -> Coded:
+        """Encode and decode a model, and compute what the receiver gets and the new residual.
+
+        The residual is what is lost in ``sent``, and is added to the sender's next model.
+        """
         exact, sent, start = self.encode(arithmetic, parameters, value, base, residual)
         if sent is exact:  # nothing is lost
             return Coded(sent)
@@ -115,6 +119,12 @@ class Lossy(Codec):
         base: Ref | None,
         residual: Ref | None,
     ) -> CodedParts:
+        """Encode a model, or its change from ``base``, after adding the residual.
+
+        Returns:
+            The value before it is encoded, the value that is decoded, and ``base`` if a change is
+            encoded, else None.
+        """
         start = base if self.encodes == "change" else None
         exact = value
         if start is not None:
@@ -498,6 +508,10 @@ class Sparse(Lossy):
         return _bitmap_bytes(parameters) <= 4 * self.k(parameters)
 
     def pack(self, sent: Floats32, exact: Floats32) -> Packed:
+        """Pack the k values that are sent, float32, after their positions.
+
+        The positions are a bitmap or a list of int32, whichever is smaller; none if k is the size.
+        """
         size = len(sent)
         k = self.k(size)
         if k == size:
@@ -513,6 +527,7 @@ class Sparse(Lossy):
         return packed_positions + sent[positions].astype("<f4").tobytes()
 
     def unpack(self, payload: Packed, parameters: int) -> Floats32:
+        """Unpack the positions and the k values, the last 4 k bytes; other entries are 0."""
         k = self.k(parameters)
         values = np.frombuffer(payload[-4 * k :], "<f4")
         if k == parameters:

@@ -30,6 +30,7 @@ def second_moment(
         beta: beta2, the weight of the old v; not used by ``adagrad``.
     """
     delta = models[0].astype(np.float64)
+    # the old v, or the number ``at_first``
     square = models[1] if len(models) > 1 else at_first
     if rule == "adagrad":
         moment = square + delta**2
@@ -102,8 +103,13 @@ class Adaptive(ServerOptimizer):
     State = AdaptiveState
 
     def step(self, server: Server, state: AdaptiveState, model: Ref, aggregated: Ref) -> Ref:
+        """Update the moments of the aggregated change, and move the model by them.
+
+        ``state.mean`` and ``state.square`` are the first and the second moment, m and v; None
+        before the first step, when m counts as 0.
+        """
         models = server.models
-        beta2 = getattr(self, "beta2", 0.0)
+        beta2 = getattr(self, "beta2", 0.0)  # Adagrad has none
         state.steps += 1
         delta = models.mix([(aggregated, 1.0), (model, -1.0)], rescale=False)
         mean_parts = [(delta, 1 - self.beta1)]

@@ -57,6 +57,11 @@ class SwapPart(Shift):
     def apply(
         self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams
     ) -> list[Change]:
+        """Pair the candidates; the devices of the drawn pairs exchange the samples of a label each.
+
+        The label is one that the partner does not have. Pairs without such labels stay as they are;
+        with ``quirk`` the first such pair ends the exchanges of this occasion.
+        """
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
         # one draw for all pairs, so that the numbers of a pair do not depend on other pairs
@@ -132,6 +137,10 @@ def _exchange_label(
 
 
 def _require_same_transform(first: Shard, second: Shard) -> None:
+    """Raise ``ScenarioError`` if devices that are to exchange samples transform them differently.
+
+    A device may rotate images, permute labels, or distort images at random.
+    """
     same_rotation = first.quarter_turns % 4 == second.quarter_turns % 4
     same_labels = _label_list(first) == _label_list(second)
     is_augmented = first.augment_seed is not None or second.augment_seed is not None
@@ -184,6 +193,10 @@ class Incremental(Shift):
     def apply(
         self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams
     ) -> list[Change]:
+        """Give each candidate the share of its samples that is released by this occasion.
+
+        The released samples are the first of a random order, which is equal on all occasions.
+        """
         changes: list[Change] = []
         if occasion >= len(self.shares):
             return changes
@@ -228,6 +241,7 @@ class LabelPermutation(Shift):
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
 
     def check(self, data: FederatedData) -> None:
+        """Raise ``ScenarioError`` unless samples have labels of two classes at least."""
         if data.pool.targets is not None:
             raise ScenarioError(
                 "drift.kind is 'label-permutation', which gives labels other meanings, and the "
@@ -243,6 +257,7 @@ class LabelPermutation(Shift):
     def apply(
         self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams
     ) -> list[Change]:
+        """Permute the labels of random candidates, each by a permutation of its own."""
         self.check(data)
         changes = list[Change]()
         identity = np.arange(data.pool.classes)
@@ -251,7 +266,7 @@ class LabelPermutation(Shift):
             shard = data.current(device)
             generator = streams.generator("world/drift", occasion, device)
             label_map = identity
-            while np.array_equal(label_map, identity):
+            while np.array_equal(label_map, identity):  # the identity would change nothing
                 label_map = generator.permutation(data.pool.classes)
             if shard.label_map is not None:  # permute labels that are permuted already
                 label_map = label_map[shard.label_map]
@@ -292,10 +307,12 @@ class Rotation(Shift):
     def apply(
         self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams
     ) -> list[Change]:
+        """Turn the images of random candidates by 90, 180 or 270 degrees."""
         self.check(data)
         generator = streams.generator("world/drift", occasion)
         changes = list[Change]()
         devices = _draw_devices(data, candidates, self.probability, generator)
+        # quarter turns of every device, so that a device's number does not depend on the others
         turns = generator.integers(1, 4, len(data.shards)).tolist()
         for device in devices:
             shard = data.current(device)

@@ -116,6 +116,7 @@ class Tides(Availability):
         self._last_spans: dict[int, Span] = {}  # device -> cache of its last span
 
     def span(self, device: int, time: float) -> Span:
+        """Join the neighbouring intervals in which the device is on, or off, without a change."""
         last = self._last_spans.get(device)
         if last is not None and last.start <= time < last.end:
             return last
@@ -137,13 +138,15 @@ class Tides(Availability):
         return span
 
     def on(self, devices: Ints, time: float) -> Flags:
-        ages = self._streams.uniforms("world/availability/first", devices)
+        """Compare each device's distance from its nearest peak with its present half window."""
+        ages = self._streams.uniforms("world/availability/first", devices)  # as shares of ``lasts``
         # time for which the number drawn first has been valid at time 0 (s)
         age_at_0 = np.rint(ages * self._lasts / TICK_S) * TICK_S
         draw_number = (time + age_at_0) // self._lasts
         draws = self._streams.uniforms("world/availability", devices, draw_number.astype(np.int64))
         half = np.array([self._half_window(draw) for draw in draws.tolist()])
         peak = self._peak[devices]
+        # the peak recurs every day; this is its time nearest to ``time``
         nearest_peak = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
         is_in_window = (nearest_peak - half <= time) & (time < nearest_peak + half)
         on: Flags = is_in_window | (half == DAY_S / 2)
@@ -178,23 +181,27 @@ class Tides(Availability):
         Returns:
             Whether the device is on in the interval, and the interval's begin and end (s).
         """
-        age = self._streams.uniform("world/availability/first", device)
+        age = self._streams.uniform("world/availability/first", device)  # as a share of ``lasts``
         # time for which the number drawn first has been valid at time 0 (s)
         age_at_0 = round(age * self._lasts / TICK_S) * TICK_S
         draw_number = int((time + age_at_0) // self._lasts)
+        # the time in which the present number is valid
         start = draw_number * self._lasts - age_at_0
         end = (draw_number + 1) * self._lasts - age_at_0
         half = self._half_window(self._streams.uniform("world/availability", device, draw_number))
-        if half in (0.0, DAY_S / 2):
+        if half in (0.0, DAY_S / 2):  # on never, or all day
             return half > 0, start, end
+        # the device is on each day from ``half`` before the peak to ``half`` after it
         peak = self._peak.item(device)
         nearest_peak = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
         on_begin = nearest_peak - half
         on_end = nearest_peak + half
         if time < on_begin:
-            return False, max(start, nearest_peak - DAY_S + half), min(end, on_begin)
+            end_of_previous_day = nearest_peak - DAY_S + half
+            return False, max(start, end_of_previous_day), min(end, on_begin)
         if time >= on_end:
-            return False, max(start, on_end), min(end, nearest_peak + DAY_S - half)
+            begin_on_next_day = nearest_peak + DAY_S - half
+            return False, max(start, on_end), min(end, begin_on_next_day)
         return True, max(start, on_begin), min(end, on_end)
 
 
@@ -258,12 +265,12 @@ class Traces(Availability):
         period, changes = self._traces[self._assigned[device]]
         if changes == [0.0, period]:  # always on
             return Span(on=True, start=0.0, end=math.inf)
-        offset = math.fmod(time + self._ahead[device], period)
-        lap_start = time - offset
-        position = bisect_right(changes, offset)
-        start = changes[position - 1] if position else 0.0
-        end = changes[position] if position < len(changes) else period
-        is_on = position % 2 == 1  # the changes at even indices turn the device on
+        offset = math.fmod(time + self._ahead[device], period)  # position in the trace (s)
+        lap_start = time - offset  # when the trace began last
+        changes_so_far = bisect_right(changes, offset)
+        start = changes[changes_so_far - 1] if changes_so_far else 0.0
+        end = changes[changes_so_far] if changes_so_far < len(changes) else period
+        is_on = changes_so_far % 2 == 1  # the first, third, ... change turns the device on
         if is_on and end == period and changes[0] == 0.0:  # stays on when the trace repeats
             end = period + changes[1]
         return Span(is_on, max(0.0, lap_start + start), lap_start + end)
@@ -382,15 +389,15 @@ def _trace_of_phone(where: str, phone: Mapping[str, object]) -> tuple[float, Tra
     changes: list[float] = []
     last_end = start
     for position, interval in enumerate(recorded.ready):
-        begin = on_grid(interval[0])
-        finish = on_grid(interval[1])
-        if not last_end <= begin <= finish <= end:
+        on_begin = on_grid(interval[0])
+        on_end = on_grid(interval[1])
+        if not last_end <= on_begin <= on_end <= end:
             raise DataError(
-                f"{where} has holes: interval {position} [{begin:g}, {finish:g}] is out of "
+                f"{where} has holes: interval {position} [{on_begin:g}, {on_end:g}] is out of "
                 "order or bounds"
             )
-        last_end = finish
-        append_on(changes, begin - start, finish - start)
+        last_end = on_end
+        append_on(changes, on_begin - start, on_end - start)
     if end <= start:
         raise DataError(f"{where} has holes: it ends at {end:g} s, and starts at {start:g} s")
     return start, (end - start, changes)
@@ -427,11 +434,17 @@ class Intervals(AvailabilityModel):
     def build_on(
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
     ) -> Traces:
+        """Read the intervals of the file, make a trace for each device in it, and assign the traces.
+
+        With ``drawn`` each device gets a random trace of the file; otherwise its own, or an empty
+        trace if the file has no row of the device.
+        """
         table = DeviceTable(
             "population.availability", find_file(self.file, root), ("start", "end"), IDS, others=()
         )
         column = table.id_column
         table.note(f"a row for each interval in which the device in {column!r} is on")
+        # the device of each row: any name if devices are drawn, otherwise an index
         owners = table.values(column, Any) if self.drawn else table.devices(devices)
         start, end, form = self._times(table)
         if form is datetime:
@@ -440,16 +453,17 @@ class Intervals(AvailabilityModel):
         for row, owner in enumerate(owners):
             pieces = self._pieces(table, row, start[row], end[row], owner, calendar)
             intervals.setdefault(owner, []).extend(pieces)
-        period = DAY_S if form is time else math.inf
+        period = DAY_S if form is time else math.inf  # times of day repeat every day
         traces = [_build_trace(table, sorted(pieces), period) for pieces in intervals.values()]
         if self.drawn:
             generator = streams.generator("world/availability")
             assigned = generator.integers(len(traces), size=devices).tolist()
         else:
-            never_on = len(traces)  # index of the empty trace, which is appended below
+            never_on = len(traces)  # index of the empty trace that is appended below
             trace_of = {owner: trace for trace, owner in enumerate(intervals)}
             assigned = [trace_of.get(device, never_on) for device in range(devices)]
         traces.append((period, []))
+        # a trace of times of day begins at midnight, simulated time 0 at another time of day
         ahead = calendar.day_s().tolist() if form is time else None
         return Traces(traces, assigned, ahead)
 
@@ -517,20 +531,20 @@ class Intervals(AvailabilityModel):
         if isinstance(start, time):
             return _daily_pieces(table, row, seconds_of_day(start), seconds_of_day(end))
         if isinstance(start, datetime):
-            begin = calendar.simulated_s(start, owner)
-            finish = calendar.simulated_s(end, owner)
+            start_s = calendar.simulated_s(start, owner)
+            end_s = calendar.simulated_s(end, owner)
         else:
-            begin = on_grid(start)
-            finish = on_grid(end)
-        if finish < begin:
+            start_s = on_grid(start)
+            end_s = on_grid(end)
+        if end_s < start_s:
             raise table.wrong(
                 row,
                 "end",
                 f"that is before its start, {table.cells['start'][row]}; allowed are later times",
             )
-        if finish <= 0:
+        if end_s <= 0:
             return []
-        return [(max(0.0, begin), min(finish, CLOCK_END_S), row)]
+        return [(max(0.0, start_s), min(end_s, CLOCK_END_S), row)]
 
 
 def _daily_pieces(table: DeviceTable, row: int, begin: float, finish: float) -> list[OnInterval]:

@@ -57,12 +57,12 @@ class Cables:
         stops = (source, target, *self._hubs)
         source_index = 0
         target_index = 1
-        lengths: dict[int, float] = {}
-        # of Dijkstra's algorithm: length of a route, index of its end
-        queue = [(0.0, source_index)]
+        # Dijkstra's algorithm over the stops
+        lengths: dict[int, float] = {}  # index of a stop -> length of the shortest route to it
+        queue = [(0.0, source_index)]  # length of a route, index of its end
         while queue:
             length, index = heapq.heappop(queue)
-            if index in lengths:
+            if index in lengths:  # a shorter route to this stop was found before
                 continue
             lengths[index] = length
             for other, stop in enumerate(stops):

@@ -93,7 +93,8 @@ def _read_published(path: Path) -> Floats:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise DataError(
-            f"{where}: entry {problem['loc'][0]} is {show_value(problem['input'])}: {in_words(problem)}"
+            f"{where}: entry {problem['loc'][0]} is {show_value(problem['input'])}: "
+            f"{in_words(problem)}"
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{where} cannot be read as FedScale's pickle: {error}") from None

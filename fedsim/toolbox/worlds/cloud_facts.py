@@ -161,6 +161,7 @@ class CloudFacts:
     """
 
     def __init__(self) -> None:
+        """Read the table of measurements, whose rows give round trips in ms and rates in Mbit/s."""
         table = read_toml(_TABLE)
         self.source = f"{table['source']}, {table['licence']}", table["date"]
         self.sites = read_cities(table["sites"])
@@ -194,7 +195,9 @@ class CloudFacts:
             if cloud_of(target) == cloud:
                 connections.append(connection)
         round_trips = np.array([connection.round_trip for connection in connections])
+        # rate x r: the mean count of bytes that are under way
         flight = round_trips * np.array([connection.rate for connection in connections])
+        # the columns of the two constants W and L in the model
         columns = np.stack([np.ones(len(connections)), -round_trips / _MEASURED_S], axis=1)
         constants = _least_squares(columns, flight)
         fit = Fit.of(columns @ constants, flight, round_trips)

@@ -104,7 +104,7 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
         edge = f"{where}: the edge {tail!r} - {head!r}"
         _check_ends(edge, tail, head, graph)
         graph.add_edge(tail, head, **_edge_properties(edge, attributes))
-    delayed = sum(link["latency"] > 0 for _, _, link in graph.edges(data=True))
+    delayed = sum(properties["latency"] > 0 for _, _, properties in graph.edges(data=True))
     kind = "one-way links" if graph.is_directed() else "links, each both ways"
     note(
         f"{str(path)!r}: {len(graph)} nodes, {graph.number_of_edges()} {kind}, {delayed} of them "
@@ -174,7 +174,8 @@ def _refuse_unused(
         uses = f"used are {', '.join(used)}" if used else "none is used"
         more = f", and labels are {', '.join(labels)}" if labels else ""
         raise ScenarioError(
-            f"{owner} has {show_value(name)}, which nothing uses; {uses}{more}{nearest(name, allowed)}"
+            f"{owner} has {show_value(name)}, which nothing uses; {uses}{more}"
+            f"{nearest(name, allowed)}"
         )
 
 

@@ -79,6 +79,7 @@ class Walks:
         """
         import networkx
 
+        # a route to ``root`` is a route from ``root`` in the reversed graph
         if (root, is_from) not in self._predecessors:
             graph = self.graph if is_from else self.graph.reverse(copy=False)
             search = networkx.bfs_predecessors(

@@ -88,14 +88,16 @@ class Graph(Network):
         hosts: Sequence[Hashable] = (),
         delay_s: Callable[[Hashable, Hashable], float] | None = None,
     ) -> None:
+        """Add the own links of the edge servers to ``links``, then the routes' latencies."""
         down, up, latency = columns
         self._path = path
         self._places = places
         self._server = server
         self._edges = edges
         self._delay_s = delay_s
+        # nodes of the endpoints that follow the devices: edge servers, then hosts
         self._further_nodes: list[Hashable] = [*hosts]
-        self.repeats = len(places)
+        self.repeats = len(places)  # period with which devices have equal routes
         self.has_layout = edges is not None
         all_links = dict(links)
         edge_latency = None
@@ -190,6 +192,7 @@ class Graph(Network):
             "links": capacities,
             "routes": self._routes((place, SERVER) for place in places),
         }
+        # endpoints are numbered: a place like the first device at it, edge servers after all devices
         edge_servers = range(self.devices, self.devices + len(self._edge_latency))
         if self._edges is not None:
             edge_of: list[int] = self._edges.of.tolist()
@@ -342,7 +345,7 @@ def build_graph_network(
     links = {}
     for tail, head, data in walks.graph.edges(data=True):
         links[f"{tail} -> {head}"] = data["capacity"]
-    for node in (*attach, *hosts):
+    for node in (*attach, *hosts):  # raises an error if a node has no route
         walks.between(server, node)
         walks.between(node, server)
     ends = [*attach, *hosts]

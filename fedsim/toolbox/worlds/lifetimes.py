@@ -122,10 +122,14 @@ class ExponentialStays(Turnover):
     def draw(
         self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None
     ) -> Floats:
+        """Draw the devices that leave and the lengths of their stays, at least a tick of the clock.
+
+        The departure of a device that stays is infinite.
+        """
         count = round(self.share * len(arrival))
         leaving = streams.generator("world/departures").permutation(len(arrival))[:count]
         uniforms = streams.uniforms("world/departures/stay", leaving).tolist()
-        # numpy's logarithm differs in its last bits on processors with AVX-512
+        # math.log, as numpy's logarithm differs in its last bits on processors with AVX-512
         stay = np.array([-math.log(uniform) for uniform in uniforms]) * self.mean_stay
         departure = np.full(len(arrival), np.inf)
         stay_ticks = np.maximum(1.0, np.rint(stay / TICK_S))

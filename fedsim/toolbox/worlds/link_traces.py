@@ -115,6 +115,10 @@ class _FileTrace(TracedRate):
     def assign(
         self, key: str, streams: Streams, links: int, root: Path | None, shared: str = ""
     ) -> Assignment:
+        """Read the traces, and return the rule that assigns one to each link and chooses its start.
+
+        With random traces or starts, each group of shared links has a random stream of its own.
+        """
         traces = self._read(key, root)
         if self.deals == "own" and len(traces) != links:
             raise ScenarioError(

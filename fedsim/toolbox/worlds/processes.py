@@ -47,8 +47,13 @@ class Outage(Process):
         raise NotImplementedError
 
     def run(self, world: World) -> ProcessGenerator:
+        """Wait for the next outage, apply it until its end, and repeat this until the run ends.
+
+        ``world.state`` holds all that a resumed run needs: the count of past ``outages``, whether
+        an outage lasts (``failed``), and when this phase ends (``until``, s).
+        """
         state = world.state
-        if not state:
+        if not state:  # a new run, not a resumed one
             state["outages"] = 0
             state["failed"] = False
             state["until"] = self._draw_end(world, "every", 0)
@@ -185,9 +190,10 @@ class Heat(Process):
             world.device(device)
 
     def run(self, world: World) -> ProcessGenerator:
+        """Start a process for each device, and tell it when the device begins or ends to compute."""
         # device -> event of its next start or end of computing
         changes: dict[int, simpy.Event] = {}
-        computing: dict[int, bool] = {}
+        computing: dict[int, bool] = {}  # device -> whether it computes since its last such event
         warming = frozenset(computing_steps())
 
         def note_step(record: Record) -> None:
@@ -202,7 +208,7 @@ class Heat(Process):
         devices = range(world.devices) if self.devices is None else self.devices
         for device in devices:
             world.env.process(self._throttle(world, device, changes, computing))
-        yield world.env.event()
+        yield world.env.event()  # never fires, so that this process lasts to the end of the run
 
     def _throttle(
         self, world: World, device: int, changes: dict[int, simpy.Event], computing: dict[int, bool]
@@ -221,7 +227,7 @@ class Heat(Process):
         state = world.state.setdefault(
             str(device), {"heat": 0.0, "since": world.now, "computes": False, "slow": False}
         )
-        hold = world.slow(device, self.factor) if state["slow"] else None
+        hold = world.slow(device, self.factor) if state["slow"] else None  # a resumed run
         while True:
             change = world.env.event()
             changes[device] = change
@@ -230,6 +236,7 @@ class Heat(Process):
                 yield change
             else:
                 yield change | world.until(crossing)
+            # the heat approaches the target exponentially
             decay = math.exp((state["since"] - world.now) / self.warms)
             state["heat"] = target + (float(state["heat"]) - target) * decay
             state["since"] = world.now

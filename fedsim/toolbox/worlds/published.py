@@ -224,6 +224,20 @@ def _convert_log(name: str, messages: object) -> Phone:
 
 
 def _convert_fedscale(name: str, entry: Mapping[str, object]) -> Phone:
+    """Convert a phone's entry in FedScale's file to a recording of its availability.
+
+    Args:
+        name: name of the phone, for error messages.
+        entry: ``active`` and ``inactive`` (times at which the phone becomes available and
+            unavailable, s) and ``finish_time`` (end of the recording, s).
+
+    Returns:
+        ``start`` and ``end`` (s), ``ready`` (intervals in which the phone is available, s) and
+        ``ok`` (whether there is such an interval).
+
+    Raises:
+        ValueError: the lists differ in length.
+    """
     active = entry["active"]
     inactive = entry["inactive"]
     if (
@@ -264,8 +278,8 @@ def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
     for name, entry in content.items():
         if not isinstance(entry, dict) or entry.keys() != {*required}:
             raise ValueError(
-                f"client {show_value(name)} is {show_value(entry)}; each has {' and '.join(required)}, and "
-                "nothing else"
+                f"client {show_value(name)} is {show_value(entry)}; each has "
+                f"{' and '.join(required)}, and nothing else"
             )
         rows.append((entry["computation"], entry["communication"]))
     return rows
@@ -287,7 +301,7 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
     Raises:
         ValueError: a state is unknown.
     """
-    conditions = {"charged": False, "locked": False, "wifi": False}
+    conditions = {"charged": False, "locked": False, "wifi": False}  # the state so far
     times: list[float] = []
     ready: list[tuple[float, float]] = []
     ready_since: float | None = None
@@ -306,7 +320,7 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
         if not is_ready and ready_since is not None:
             ready.append((ready_since, time_s))
             ready_since = None
-    if not ready or int(times[-1] - times[0]) == 0:
+    if not ready or int(times[-1] - times[0]) == 0:  # shorter than a second
         return None
     return times[0], times[-1], _merged(sorted(ready))
 

@@ -50,13 +50,14 @@ class Regions(Network):
         connections: int,
         table: Mapping[tuple[str, str], Connection],
     ) -> None:
+        """Add half the round trip between each device's region and the server's to its latency."""
         down, up, latency = columns
         self._of = of
         self._server = server
         self._table = table
         self._connections = connections
-        self.repeats = len(of)
-        self._access_s = latency
+        self.repeats = len(of)  # period with which devices have equal connections
+        self._access_s = latency  # latencies of the devices' own links (s)
         # device i stands for all devices of its region, which repeat with the period ``len(of)``
         region_latencies = np.array(
             [self._connection(SERVER, device).round_trip / 2 for device in range(len(of))]
@@ -146,6 +147,7 @@ class RegionsSpec(NetworkModel):
     def _refuse_unknown_regions(
         cls, value: Sequence[str] | str | None, info: ValidationInfo
     ) -> Sequence[str] | str | None:
+        """Raise ``ValueError`` if a region is none of the built-in table, unless a file is given."""
         if value is None or info.data.get("file"):
             return value
         sites = cloud_facts().sites

@@ -289,9 +289,10 @@ def averaged(recording: Recording, step: float) -> Recording:
     """
     begin = recording.times[0]
     count = max(1, math.ceil((recording.end - begin) / step - _ROUNDING))
+    # an interval lasts from an edge to the next one
     edges = [begin + step * interval for interval in range(count)] + [recording.end]
     integrals = [0.0] * count  # value x time within each interval
-    interval = 0
+    interval = 0  # index of the interval that contains ``since``
     ends = [*recording.times[1:], recording.end]
     for since, until, value in zip(recording.times, ends, recording.values, strict=True):
         while since < until:  # the value may hold in several intervals
@@ -546,7 +547,9 @@ def _read_fcc(file: _File) -> list[Recording]:
     time_column = header.index("dtime")
     rate_column = _column(file, file.options.value_column, ("bytes_sec",), "rate_column")
     passed_column = header.index("successes") if "successes" in header else None
-    tests: dict[str, dict[float, tuple[int, float]]] = {}
+    tests: dict[
+        str, dict[float, tuple[int, float]]
+    ] = {}  # unit -> time (s) -> line, rate (bytes/s)
     for line, cells in _rows(file):
         if passed_column is not None and cells[passed_column] == "0":
             continue
@@ -559,9 +562,10 @@ def _read_fcc(file: _File) -> list[Recording]:
         raise file.wrong("has no test that succeeded")
     traces: dict[str, _Rows] = {}
     for name, by_time in tests.items():
-        rows = _Rows([line for line, _ in by_time.values()], [*by_time], [])
-        rows.values = [value for _, value in by_time.values()]
-        rows.sort()
+        lines = [line for line, _ in by_time.values()]
+        rates = [rate for _, rate in by_time.values()]
+        rows = _Rows(lines, [*by_time], rates)
+        rows.sort()  # the tests of a unit need not be in order of time
         traces[name] = rows
     return _name_recordings(file, traces)
 
@@ -578,11 +582,11 @@ def _read_irish(file: _File) -> list[Recording]:
     rate_column = _column(file, file.options.value_column, (usual_name,), "rate_column")
     time_column = header.index("Timestamp")
     state_column = header.index("State") if "State" in header else None
-    samples: dict[float, list[tuple[int, float]]] = {}
+    samples: dict[float, list[tuple[int, float]]] = {}  # time (s) -> lines, rates (bytes/s)
     for line, cells in _rows(file):
-        if state_column is not None and cells[state_column] == "I":
-            continue
-        if cells[rate_column] == "-":
+        is_idle = state_column is not None and cells[state_column] == "I"
+        has_rate = cells[rate_column] != "-"
+        if is_idle or not has_rate:
             continue
         value = file.value(line, cells[rate_column], _KBIT_S)
         samples.setdefault(file.time_s(line, cells[time_column]), []).append((line, value))
