@@ -88,12 +88,12 @@ class ClientSide:
         self.envelopes = envelopes
         self.devices = devices
         self._trainer = trainer
-        self._batching = trainer.batching
+        self._batching = trainer.batching  # how trainings divide the samples into batches
         self._local = local
         self._fewer_layers = fewer_layers
         self.attack = attack
         self.malicious = frozenset(malicious)
-        self._step_changes = self._build_step_changes()
+        self._step_changes = self._build_step_changes()  # applied to each step of ``Client.work``
 
     def _build_step_changes(self) -> list[ChangeOfStep]:
         """Return the functions that change each step of ``Client.work`` before the device does it.
@@ -144,10 +144,14 @@ class ClientSide:
         return ()
 
     def _work(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
+        """Return the computations that the strategy's code on the device has for a request.
+
+        If ``Client.real`` names a Python function, its result is stored in the instruction first.
+        """
         if context.brings_base:
             self.devices.with_base.add(task.device)
         client = self.halves.of(task.device)
-        if type(client).real is not Client.real:
+        if type(client).real is not Client.real:  # has no effect if the function was begun before
             self.begin_real_function(task.device, context)
         if context.real is not None:  # the simulated time stands still until the work is done
             context.instruction.value = context.real.result()
@@ -158,6 +162,11 @@ class ClientSide:
         return steps
 
     def _answer(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
+        """Return the steps that send a device's answer; none if the device does not answer.
+
+        The strategy's code may change the result of the computations, and makes the contents of the
+        answer from it. The attack of a malicious device then changes both.
+        """
         device = self.devices.of(task.device)
         client = self.halves.of(task.device)
         result = client.computed(device, context.instruction, self._result(task, context))
@@ -187,8 +196,8 @@ class ClientSide:
         Its models are names (``Ref``) of models that are computed when their weights are needed.
         """
         results = _Results()
-        finished_epochs = iter(task.trained)
-        models_ahead = iter(context.ahead)
+        finished_epochs = iter(task.trained)  # of each training in the task, in order
+        models_ahead = iter(context.ahead)  # of each training, if they were computed in advance
         for step in task.steps:
             if isinstance(step, Evaluate):
                 batch = None if step.samples is None else (step.samples, task.count)
@@ -233,6 +242,8 @@ class ClientSide:
                 cut off; None: the result gets a name now, and is computed when it is needed.
             results: the results so far, which are changed.
         """
+        # the start and the anchor may be results of the task's earlier steps; ``training`` gets
+        # the models, and the amount that was really trained
         earlier = results.updates
         start: ModelOrResult = results.tested if training.start == BEST else training.start
         start = self._resolve(start, earlier)
@@ -248,7 +259,7 @@ class ClientSide:
         update = model_ahead
         if update is None:
             update = self.train(task, training, number, task.version)
-        if self._trainer.state == "kept":
+        if self._trainer.state == "kept":  # the next task's training continues from this state
             self.devices.of(task.device).state[f"trainer/{number}"] = update
         results.start = start
         results.updates = (*earlier, update)
@@ -265,11 +276,12 @@ class ClientSide:
             number: index of the training in the task, from 0.
             version: version of the device's data, 0 before the first shift.
         """
-        before: Ref | None = None  # the trainer's kept state, packed like a model
-        if self._trainer.state == "kept":
+        # the result of which this training continues the trainer's state, such as Adam's moments
+        before: Ref | None = None
+        if self._trainer.state == "kept":  # each device keeps its own state
             before = self.devices.of(task.device).state.get(f"trainer/{number}")
         if self._trainer.state == "sent" and TaskContext.of(task).instruction.job == "train":
-            before = training.start
+            before = training.start  # the server sends the state with the model
         return self._learner.train(
             training,
             task.device,
@@ -308,7 +320,7 @@ class ClientSide:
         update = self.train(task, training, len(ahead), version)
         self._learner.compute_now(update)
         ahead.append(update)
-        share = update.numbers.get("share", 1.0)
+        share = update.numbers.get("share", 1.0)  # of the batches, taken before the early stop
         return replace(step, training=replace(training, share=share))
 
     def _resolve(self, model: ModelOrResult, earlier: tuple[Ref, ...]) -> Ref | None:

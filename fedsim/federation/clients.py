@@ -144,6 +144,7 @@ class Clients:
         shuffle = Shuffle(generator, self.count if among is None else len(among))
         drawn: list[int] = []
         while shuffle.remaining and len(drawn) < count:
+            # some are not idle, so more than are missing may be checked at once
             indices = shuffle.draw(max(count - len(drawn), _LEAST_CHECKED))
             candidates = indices if among is None else [among[index] for index in indices]
             devices = np.array(candidates, dtype=np.int64)
@@ -262,10 +263,10 @@ class Clients:
                 "of devices"
             )
         existing = {int(device) for device in devices if self.exists(device)}
-        numbers = np.array(sorted(existing), dtype=np.int64)
+        candidates = np.array(sorted(existing), dtype=np.int64)
         if idle:
-            numbers = numbers[self._are_idle(numbers)]
-        allowed = set(numbers.tolist())
+            candidates = candidates[self._are_idle(candidates)]
+        allowed = set(candidates.tolist())
         if len(allowed) == len(devices):  # otherwise a device is not allowed, or is listed twice
             return list(devices)
         device, fault = self._find_fault(devices, allowed)

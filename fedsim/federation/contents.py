@@ -149,6 +149,16 @@ def payloads(contents: Contents, sizes: EncodedSizes) -> tuple[Payload, ...]:
 
 
 def _bytes(name: str, value: Any, sizes: EncodedSizes) -> float:
+    """Return the size of a content of a message, or of an item of a list in it (bytes).
+
+    Args:
+        name: name of the content, for the error message.
+        value: the content.
+        sizes: sizes of encoded models and of parts of models.
+
+    Raises:
+        SimulationError: the value is of a type that cannot be sent.
+    """
     match value:
         case Ref():
             return sizes.model_bytes

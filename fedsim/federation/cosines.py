@@ -34,6 +34,7 @@ def kinds_of_pairs(
     Returns:
         Kind -> whether each pair of updates is of this kind, bool [updates, updates].
     """
+    # the row and the column of a pair are the positions of its two updates
     group_of_update = groups[list(devices)]
     same_group: Flags = group_of_update[:, None] == group_of_update
     if truth is None:

@@ -328,6 +328,7 @@ class Devices:
         self.initial: dict[int, Ref] = {}
         self.residuals: dict[int, dict[str, Ref]] = {}
         self.with_base: set[int] = set()
+        # a ``Device`` only reads this object, so it can be built again when it is needed
         self.of: Callable[[int], Device] = lru_cache(maxsize=4096)(partial(Device, devices=self))
 
     @cached_property

@@ -155,11 +155,12 @@ class DirectionCodec:
             The whole model that the receiver completes from the decoded tensors, and the residual
             of the tensors.
         """
-        places = value.places
+        places = value.places  # of the tensors in the flat model
         size = value.count
         apply = self._learner.apply
+        # ``spliced`` puts the tensors into ``value.rest``, ``taken`` takes them out of a model
         if self._is_lossless:
-            if value.rest is value.model:
+            if value.rest is value.model:  # the model is whole already
                 return _CodedContent(value.model)
             return _CodedContent(apply(spliced, [value.rest, value.model], places=places))
         model = apply(taken, [value.model], size=size, places=places)

@@ -117,12 +117,13 @@ class Dispatch:
         self.client_side = client_side
         self.devices = client_side.devices
         self.computations = ComputeQueue(simulation, server.speed)
+        # ``strategy`` exists only after ``connect``, so it is looked up at each call
         self.timers = Timers(
             simulation, self.computations, lambda name: self.strategy.on_timer(name)
         )
         self.updates = UnrecordedUpdates()
         self.begin_round: Callable[[int], None] | None = None
-        self._patience = server.patience
+        self._patience = server.patience  # time until the server notices a lost task (s)
 
     def connect(
         self,
@@ -236,7 +237,7 @@ class Dispatch:
         instruction = context.instruction
         outcome = task.outcome or "done"
         visible_outcome = VISIBLE[outcome]
-        contents: Contents = {}
+        contents: Contents = {}  # of the answer
         if outcome == "done":
             contents = self.client_side.arrived(task, context)
             if task.round is not None:

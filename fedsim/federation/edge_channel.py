@@ -96,13 +96,14 @@ class EdgeChannel:
             start: the model, known to both sides, from which the models in ``contents`` were
                 trained; None if there is no such model.
         """
-        has_base = direction == "up" or edge in self.with_base
+        has_base = direction == "up" or edge in self.with_base  # the server has the frozen tensors
         parts = self._envelopes.parts(contents, direction, has_base=has_base)
         message = self._messages.carry(edge, direction, parts, round_number, self._on_end)
         bases: dict[Ref, Ref] = {}
         if start is not None:
             models = [value for value in contents.values() if isinstance(value, Ref)]
             bases = dict.fromkeys(models, start)
+        # only the messages up have error feedback
         residuals = self.residuals.get(edge, {}) if direction == "up" else {}
         coded = self._envelopes.codec_of(direction).encode_and_decode(contents, bases, residuals)
         self.in_transit[message.id] = EdgeMessage(edge, direction, coded)

@@ -64,6 +64,7 @@ class StopRules:
         keeps_best: bool = False,
     ) -> None:
         self._stop = stop
+        # columns of which a larger value is better
         self._maximised = {metric.name for metric in metrics if metric.more_is_better}
         self._maximised |= {"accuracy", ACCURACY}
         self._keeps_best = keeps_best
@@ -107,10 +108,11 @@ class StopRules:
         if value is None:
             return
         progress = self.progress
-        if progress.since is None:
+        if progress.since is None:  # the first test, which may have diverged
             progress.since = round_number
         if not math.isfinite(value):
             return
+        # two comparisons: only an improvement by ``stop.min_delta`` counts for patience
         if self._is_better(value, progress.value, self._stop.min_delta):
             progress.value = value
             progress.since = round_number

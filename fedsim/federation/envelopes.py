@@ -108,10 +108,11 @@ class Envelopes:
         if self._learner.state_bytes and job == "train" and contents["model"].state is not None:
             parts = (*parts, Payload(STATE, self._learner.state_bytes))
         steps: tuple[TaskStep, ...] = ()
-        if parts:
+        if parts:  # a request without bytes arrives at once
             steps = (Download(parts),)
             if self.down.model_s:
                 steps += self.down.coding_steps(contents, "decode")
+        # downloads encode the models themselves, without bases and residuals
         coded = self.down.encode_and_decode(contents, {}, {})
         instruction = Instruction(job, received(coded.arriving), round_number)
         return Request(steps, TaskContext(instruction, brings_base=brings_base))
@@ -138,7 +139,7 @@ class Envelopes:
         is_training = update is not None and context.instruction.job == "train"
         if self._learner.state_bytes and is_training:
             parts = (*parts, Payload(STATE, self._learner.state_bytes))
-        bases: dict[Ref, Ref] = {}
+        bases: dict[Ref, Ref] = {}  # update -> the model from which it was trained
         if update is not None and result.start is not None:
             bases[update] = result.start
         residuals = self._devices.residuals.get(device, {})

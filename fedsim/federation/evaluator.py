@@ -102,7 +102,7 @@ class Evaluator:
         self._world = world
         self._local = local
         self._metrics = metrics
-        self._unseen = UnseenTests(learner, unseen)
+        self._unseen = UnseenTests(learner, unseen)  # tests of the devices that never train
         self._unseen_count = len(unseen)
         self.last: Evaluation | None = None
         self.served: dict[str, list[int] | None] = {}
@@ -293,9 +293,9 @@ class Evaluator:
                 for entry in updates
                 if name in entry.update.numbers
             ]
-            total = sum(weight for _, weight in reports)
-            if total:
-                means[name] = sum(value * weight for value, weight in reports) / total
+            total_weight = sum(weight for _, weight in reports)
+            if total_weight:
+                means[name] = sum(value * weight for value, weight in reports) / total_weight
         return means
 
     async def _changes(
@@ -378,7 +378,7 @@ class Evaluator:
                 devices.append(entry.device)
         if len(pairs) < 2:
             return {}
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # an update without a change has no direction: NaN
             units = [change / np.linalg.norm(change) async for change in self._changes(pairs)]
         kinds = kinds_of_pairs(devices, self._groups(strategy), self._world.truth())
         return spread_by_kind(np.array(units), kinds)
@@ -410,7 +410,7 @@ class Evaluator:
             mean += await self._learner.value(model)
         mean /= len(finite)
         squares = [np.square(await self._learner.value(model) - mean).sum() for model in finite]
-        accuracy = await self.test(self._learner.given(mean), None)
+        accuracy = await self.test(self._learner.given(mean), None)  # on all devices
         figures = {} if accuracy is None else {"mean_accuracy": accuracy}
         figures["consensus"] = float(np.sqrt(np.mean(squares)))
         return figures
@@ -438,10 +438,11 @@ class Evaluator:
         if truth is None:
             return {}
         groups = self._groups(strategy)
-        present = self._world.present()
-        groups[truth < 0] = -1
+        present = self._world.present()  # None: all devices
+        no_group = -1  # devices without a group do not count
+        groups[truth < 0] = no_group
         if present is not None:
-            groups[~present] = -1
+            groups[~present] = no_group
         if not (groups >= 0).any():
             return {}
         return Figures(measure_agreement(groups, truth))
@@ -478,10 +479,11 @@ class Evaluator:
             round_number: the round, on which the orders of the samples depend.
         """
         versions = self._world.data_versions()
+        # ``key`` distinguishes fine-tuning from the device's tasks in the names of random streams
         train = partial(self._learner.train, key=_FINE_TUNING, round=round_number)
         tuned: dict[str, tuple[Ref, Sequence[int] | None]] = {}
         for name, (ref, served) in self._with_present_devices(models).items():
-            devices = range(len(versions)) if served is None else served
+            devices = range(len(versions)) if served is None else served  # None: all devices
             for device in devices:
                 training = Training(ref, self._spec.fine_tune_epochs)
                 if self._local is not None:

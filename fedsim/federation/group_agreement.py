@@ -30,12 +30,12 @@ def measure_agreement(groups: Grouping, truth: Grouping) -> dict[str, float]:
     from sklearn.metrics import adjusted_rand_score
     from sklearn.metrics.cluster import contingency_matrix
 
-    grouped = np.asarray(groups) >= 0
-    labels = np.asarray(groups)[grouped]
-    true_labels = np.asarray(truth)[grouped]
+    has_group = np.asarray(groups) >= 0
+    labels = np.asarray(groups)[has_group]
+    true_labels = np.asarray(truth)[has_group]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # sklearn warns if every group has one device
-        table = contingency_matrix(labels, true_labels)
+        table = contingency_matrix(labels, true_labels)  # [groups, true groups]
         ari = float(adjusted_rand_score(true_labels, labels))
     return {
         "purity": int(table.max(axis=1).sum()) / len(true_labels),
@@ -56,8 +56,8 @@ def normalised_mutual_information(table: NDArray[np.int64]) -> float:
     n = int(table.sum())
     row_sums = table.sum(axis=1)
     column_sums = table.sum(axis=0)
-    mean = (_entropy(row_sums / n) + _entropy(column_sums / n)) / 2
-    if mean == 0:
+    mean_entropy = (_entropy(row_sums / n) + _entropy(column_sums / n)) / 2
+    if mean_entropy == 0:
         return 1.0
     rows, columns = np.nonzero(table)
     cells = table[rows, columns]
@@ -65,7 +65,7 @@ def normalised_mutual_information(table: NDArray[np.int64]) -> float:
     # 1, and its logarithm 0.
     ratios = (cells * n) / (row_sums[rows] * column_sums[columns])
     information = float((cells / n * np.log(ratios)).sum())
-    return min(max(information / mean, 0.0), 1.0)
+    return min(max(information / mean_entropy, 0.0), 1.0)
 
 
 def _entropy(shares: NDArray[np.float64]) -> float:

@@ -54,7 +54,7 @@ class Notices:
         self._strategy = strategy
         self._halves = halves
         self.postponed: list[tuple[NoticeKind, int]] = []
-        for kind in NoticeKind:
+        for kind in NoticeKind:  # so that a resumed run can set the alarms of its checkpoint again
             simulation.env.declare_alarm(kind.value, partial(self.notify_at, kind))
 
     def notify(self, kind: NoticeKind, device: int) -> None:

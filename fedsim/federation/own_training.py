@@ -112,7 +112,8 @@ class ClientHalves:
         self._params = params
         self._setting = setting
         self._local = local
-        self._default = make(params, setting)
+        self._default = make(params, setting)  # for all devices, if they train alike
+        # count of epochs and rule of the learning rate -> ``Client`` of the devices with both
         self._half_for = lru_cache(maxsize=_MAX_CACHED)(self._build)
 
     def of(self, device: int) -> AnyClient:

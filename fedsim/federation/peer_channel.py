@@ -39,7 +39,7 @@ class PeerChannel:
         self.codec = codec
         self._messages = messages
         self._strategy = strategy
-        self.in_transit: dict[int, Contents] = {}
+        self.in_transit: dict[int, Contents] = {}  # by the ID of the message
 
     def send(
         self, sender: int, receivers: Sequence[int], contents: Contents, round_number: int

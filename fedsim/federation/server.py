@@ -48,7 +48,7 @@ class Server:
         self._simulation = dispatch.simulation
         self._timers = dispatch.timers
         self._computations = dispatch.computations
-        self._updates = dispatch.updates
+        self._updates = dispatch.updates  # received, and in no record ``aggregate`` so far
         self._evaluator = evaluator
         self._ending = ending
         self.setting = setting
@@ -359,10 +359,10 @@ class Server:
         unrecorded = self._updates.find(updates)
         if not unrecorded:
             return
-        total = sum(entry.weight for entry in unrecorded)
+        total_weight = sum(entry.weight for entry in unrecorded)
         fields: dict[str, object] = {"tasks": [entry.task for entry in unrecorded]}
-        if total:
-            fields["weights"] = [entry.weight / total for entry in unrecorded]
+        if total_weight:
+            fields["weights"] = [entry.weight / total_weight for entry in unrecorded]
         else:
             fields["weights"] = [1 / len(unrecorded)] * len(unrecorded)
         staleness = [round_number - entry.round for entry in unrecorded]
@@ -394,6 +394,17 @@ class Server:
         models: ModelAssignment,
         counts: Mapping[str, float],
     ) -> bool:
+        """Record a round, compare its test with the best one, and stop the run if a rule says so.
+
+        Args:
+            round_number: the round, from 0.
+            figures: column of ``rounds.parquet`` -> measure of the round; None if not measured.
+            models: the strategy's models.
+            counts: counts of the round's tasks, and other fields of the record.
+
+        Returns:
+            Whether the run goes on.
+        """
         self.emit("round", round=round_number, **{**NOT_MEASURED, **figures}, **counts)
         self._ending.note(round_number, figures, models)
         reason = self._ending.reason(round_number, figures)

@@ -90,6 +90,7 @@ class ServerModels:
                 raise SimulationError(
                     f"mix is given {show_value(model)}; a model (Ref) is needed; {hint}"
                 )
+        # the server's simulated time for this, by [server]
         self._computations.add("mix", len(parts), self._parameters)
         return self._learner.mix(parts, otherwise, rescale=rescale)
 

@@ -40,8 +40,8 @@ class Timers:
         self._simulation = simulation
         self._computations = computations
         self._on_timer = on_timer
-        self._alarms: dict[str, Alarm] = {}
-        self._count = 0
+        self._alarms: dict[str, Alarm] = {}  # name of a timer that is set -> its alarm
+        self._count = 0  # of timers set so far; the number of the last one
         self._restored_names: dict[int, str] = {}  # number of a timer -> name
         simulation.env.declare_alarm("timer", self._rearm)
 

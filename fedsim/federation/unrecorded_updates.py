@@ -119,7 +119,7 @@ class UnrecordedUpdates:
         for task, (_, serials) in self.unrecorded.items():
             for serial in serials:
                 tasks_by_serial.setdefault(serial, []).append(task)
-        weights: dict[int, float] = {}
+        weights: dict[int, float] = {}  # task -> weight of its update
         for update in updates:
             # if several tasks have sent the same model, each update stands for one of these tasks
             candidates = tasks_by_serial.get(update.update.serial, ())
