@@ -182,6 +182,7 @@ class Asynchronous(Strategy[A]):
         if self._waits_for_clients():
             return
         missing = concurrency - len(state.open)
+        # the count of draws names the random stream of this draw
         devices = selection.select(server, state.selection, missing, (state.draws,))
         for device in server.clients.chosen(devices, type(selection).select):
             task = server.ask(device, {"model": state.model}, round=state.version)

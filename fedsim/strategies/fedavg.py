@@ -111,6 +111,10 @@ class FedAvg(Synchronous[S]):
         return self._keeping.sent(model)
 
     async def aggregate(self) -> None:
+        """Combine the received updates into the next model, and store what devices keep.
+
+        The model stays as it is if no update has samples.
+        """
         state = self.state
         previous_model = state.model
         if any(update.samples for update in state.received):
@@ -122,6 +126,7 @@ class FedAvg(Synchronous[S]):
                 state.model = self._keeping.restore(previous_model, state.model)
             for update in state.received:
                 state.kept[update.device] = update.contents["kept"]
+            # the whole model of each device, with its own tensors
             state.own = self._keeping.device_models(state.model, state.kept)
 
     def center(self, entry: Update) -> Ref:

@@ -84,6 +84,7 @@ class FedBuff(Asynchronous[FedBuffParams]):
         """
         params = self.params
         state = self.state
+        # the discount of the paper: 1 / sqrt(1 + staleness)
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
         if params.most_staleness is not None and staleness > params.most_staleness:
             discount = 0.0
@@ -114,4 +115,5 @@ class FedBuff(Asynchronous[FedBuffParams]):
         stepped = mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)
         if optimiser is None:
             return stepped
+        # the optimiser takes the difference of ``stepped`` and ``model`` as its gradient
         return optimiser.step(self.server, self.remembered("server"), model, stepped)

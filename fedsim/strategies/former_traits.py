@@ -92,9 +92,10 @@ class FormerNames(Spec):
         The subclass gets properties ``traits`` and ``why_not`` that have these values.
         """
         super().__pydantic_init_subclass__(**options)
+        # property that replaces former names -> present name in it -> declared value
         declared: dict[_Holder, dict[str, object]] = {"traits": {}, "why_not": {}}
         for name, value in vars(cls).items():
-            former = vars(FormerNames).get(name)
+            former = vars(FormerNames).get(name)  # the descriptor by which instances read it
             if isinstance(former, _FormerName):
                 former.warn()
                 declared[former.holder][former.name] = value

@@ -105,6 +105,7 @@ class Reasons:
                 "'deadline.since' is 'download', which bounds one training, but "
                 f"{self.training_limit}; allowed is 'round'"
             )
+        # the first reason of strategy, aggregation or selection, if any needs single updates
         why_single_updates = self.sum_alone
         if aggregation is not None:
             why_single_updates = why_single_updates or aggregation.why_single_updates

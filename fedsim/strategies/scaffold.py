@@ -90,9 +90,9 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         assert result.update is not None
         model = instruction["model"]
         if result.earlier:  # option I: the first update is a step on all samples, with lr 1
-            gradient = [(model, 1.0), (result.earlier[0], -1.0)]
+            gradient = [(model, 1.0), (result.earlier[0], -1.0)]  # g_i(x)
             change = device.mix([*gradient, *_minus_control(device)])
-        else:
+        else:  # option II
             scale = 0.0  # without a step the model has not changed
             if result.steps:
                 scale = 1.0 / (result.steps * self.setting.lr_in(instruction.round or 0))
@@ -148,6 +148,7 @@ class Scaffold(FedAvg[ScaffoldParams]):
         return {**super().contents(device), "control-variate": self.state.control}
 
     async def aggregate(self) -> None:
+        """Aggregate the updates, then the changes of the clients' control variates."""
         state = self.state
         changes = [update.contents["control-variate"] for update in state.received]
         await super().aggregate()

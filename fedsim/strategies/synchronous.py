@@ -167,7 +167,7 @@ class Synchronous(Combining[S]):
         devices = selection.select(self.server, state.selection, count, stream, among)
         devices = self.server.clients.chosen(devices, type(selection).select)
         is_uniform = selection.uniform and among is None and not self.params.traits.late_goes_on
-        if self._accounts and is_uniform:
+        if self._accounts and is_uniform:  # the count of drawn and of available clients
             state.drawn = (len(devices), len(self.server.clients.idle_devices()))
         if selection.asks:
             self._candidates.propose(devices, count - len(devices))
@@ -306,6 +306,11 @@ class Synchronous(Combining[S]):
             self.server.timer(RoundTimer.ROUND, state.schedule_step * every)
 
     def _open_round(self) -> None:
+        """Select the cohort of the next round, and begin the phase that follows.
+
+        Without enough clients the server waits. If the selection asks candidates, their answers are
+        awaited first.
+        """
         state = self.state
         state.forget_round()
         if self.server.lacks_clients(self.params.min_available):
@@ -443,6 +448,10 @@ class Synchronous(Combining[S]):
             self.server.end(task, "late")
 
     async def on_task_end(self, message: TaskEnd) -> None:
+        """Process the end of a question, of a phase of secure aggregation, or of a training.
+
+        When the last training has ended, the round is closed, or the masks are removed first.
+        """
         state = self.state
         secure = self._secure
         if message.job == QUESTION:
@@ -499,6 +508,10 @@ class Synchronous(Combining[S]):
             await self._finish_round()
 
     async def _finish_round(self) -> None:
+        """Record the round with its measures; the next round begins unless the run ends.
+
+        The selection is told of the updates first, because the next round selects by them.
+        """
         state = self.state
         server = self.server
         selection = self._selection

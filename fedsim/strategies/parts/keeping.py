@@ -56,6 +56,7 @@ class Split(NamedTuple):
                 f"{key}, and no tensor of the model stays on its device: all of {names} are "
                 "sent; leave it out"
             )
+        # each tensor's range in the flat array
         ends = [*accumulate(tensor.size for tensor in tensors)]
         ranges = zip([0, *ends], ends, strict=False)
         kept = places_of(part for part, is_kept in zip(ranges, stays, strict=True) if is_kept)
@@ -132,6 +133,10 @@ class KeepingClient(PartClient):
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
+        """Return the strategy's reply, in which the update has only the tensors that are sent.
+
+        ``kept``, the remaining tensors, is a header: it costs no bytes, as it stays on the device.
+        """
         reply = self._client.reply(device, instruction, result)
         places = self._part.kept
         assert result.update is not None
@@ -141,6 +146,7 @@ class KeepingClient(PartClient):
         models = [result.trained, self._whole(device, instruction)]
         size = sum(end - begin for begin, end in places)
         kept = device.apply(taken, models, places=places, size=size)
+        # the server completes the update by the tensors of the model that it has sent
         update = Partial(result.update, instruction["model"], self._part.sent)
         return {**(reply or {}), "update": update, "kept": Header(kept)}
 

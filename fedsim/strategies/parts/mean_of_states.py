@@ -39,10 +39,12 @@ async def mean_after_changes(
     if aggregation.protection != "robust":
         weighted_changes = [(change, weight) for change in changes]
         return add([(mean, 1.0), *weighted_changes], otherwise=mean)
+    # robust: the states themselves are aggregated
     devices = [entry["device"] for entry in entries]
     for device, change in zip(devices, changes, strict=True):
         before = states.get(device) or server.models.zero()
         states[device] = add([(before, 1.0), (change, 1.0)])
     client_states = [states[device] for device in devices]
+    # models and coefficients, whose sum is K / N times the aggregation of the K states
     combined = await aggregation.total(server, client_states, weight)
     return add([(mean, 1.0 - weight * len(entries)), *combined], otherwise=mean)

@@ -151,7 +151,7 @@ class SecureAggregation(Spec):
             summed: the clients whose updates are in the sum.
             numbers: count of numbers in an update.
         """
-        if not self.mask_rate:
+        if not self.mask_rate:  # the removal takes no time
             return 0.0
         senders = set(summed)
         masks = len(senders)
@@ -270,7 +270,7 @@ class SecurePhases:
         state.open = {}
         state.answered = []
         for device in filter(server.clients.idle, devices):
-            neighbours = self._neighbours(device, phase)
+            neighbours = self._neighbours(device, phase)  # count of clients
             # a client that has no neighbours has no shares to send
             if not neighbours and phase != "secure-keys":
                 state.answered.append(device)
@@ -283,6 +283,7 @@ class SecurePhases:
             contents["neighbours"] = Header(neighbours)
             task = server.ask(device, contents, phase)
             state.open[task] = device
+        # if no client was asked, the phase ends in this instant
         wait_s = self._costs.patience if state.open else 0.0
         server.timer(RoundTimer.SECURE_PHASE, server.now + wait_s)
 
@@ -337,13 +338,14 @@ class SecurePhases:
         """
         state = self._state
         server = self._server
-        if state.open:
+        if state.open:  # time is over; the last end of a task sets the timer again
             for task in list(state.open):
                 server.end(task, "late")
             return False
         answered = sorted(state.answered)
         match state.phase:
             case "secure-keys":
+                # a random order, so that the neighbours of a client are random
                 generator = server.rng("secure-graph", self._round.round)
                 order = generator.permutation(len(answered)).tolist()
                 state.graph = self._costs.graph([answered[index] for index in order])

@@ -76,6 +76,17 @@ def _find_wrong_count(
     *_: object,
     **__: object,
 ) -> str:
+    """Return the mistake in the result of ``Selection.select``, if it has too many devices, or "".
+
+    A selection that asks candidates may propose more of them.
+
+    Args:
+        chosen: the result.
+        selection: the selection; it and the further parameters are the arguments of ``select``.
+        server: API of the strategy's server code.
+        state: state of the selection.
+        count: count of wanted devices.
+    """
     if selection.asks or len(chosen) <= count:
         return ""
     return f"{len(chosen)} devices for a count of {count}"
@@ -89,6 +100,16 @@ def _find_wrong_choice(
     count: int,
     answers: Answers,
 ) -> str:
+    """Return the mistake in the result of ``Selection.choose``, or "".
+
+    Args:
+        chosen: the result, which must be distinct devices that have answered.
+        selection: the selection; it and the further parameters are the arguments of ``choose``.
+        server: API of the strategy's server code.
+        state: state of the selection.
+        count: greatest count of devices.
+        answers: device -> its answer to the question of the selection.
+    """
     silent = [device for device in chosen if device not in answers]
     if silent:
         return f"device {silent[0]!r}, which has not answered"
@@ -445,6 +466,7 @@ class Random(Selection):
     def select(
         self, server: Server, state: RandomState, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
+        """Draw ``count`` idle devices; with ``replacement`` a device may be drawn several times."""
         if not self.replacement:
             return server.clients.sample(count, "select", *ids, among=among)
         available = server.clients.idle_devices()
@@ -453,7 +475,8 @@ class Random(Selection):
         state.draws = {}
         if not available:
             return []
-        for place in server.rng("select", *ids).integers(len(available), size=count).tolist():
-            device = available[place]
+        positions = server.rng("select", *ids).integers(len(available), size=count)
+        for position in positions.tolist():
+            device = available[position]
             state.draws[device] = state.draws.get(device, 0) + 1
         return list(state.draws)
