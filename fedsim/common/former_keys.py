@@ -189,12 +189,20 @@ def understand(tables: Table) -> Understood:
 
 
 def _convert(tables: Table, lost: list[str]) -> bool:
-    """Replace the former keys of a scenario in place, and return whether it had any."""
+    """Replace the former keys of a scenario in place, and return whether it had any.
+
+    If there is any, the scenario is of an earlier version. It then also gets the keys that were
+    added since, with values that behave as the earlier version did.
+
+    Args:
+        tables: the scenario; nothing is changed if it has no former key.
+        lost: list to which former keys and values are appended that present keys cannot express.
+    """
     data = tables.get("data", {})
     partition_table = data.get("partition", {})
     partition_kind = str(partition_table.get("kind"))
     strategy_table = tables["strategy"]
-    kind = str(strategy_table["kind"])
+    kind = str(strategy_table["kind"])  # of the strategy
     deadline_table = strategy_table.get("deadline")
     if not isinstance(deadline_table, dict):  # a time, or no deadline
         deadline_table = {}
@@ -205,7 +213,7 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     partition = _FormerTable(partition_table, "data.partition", former_of_partition, lost)
     deadline = _FormerTable(deadline_table, "strategy.deadline", former_of_deadline, lost)
     strategy = _FormerTable(strategy_table, "strategy", former_of_strategy, lost)
-    is_users = ":" in kind
+    is_users = ":" in kind  # the strategy is a user's class, which may have keys by former names
     has_former = [
         training.has_former and "kind" not in training.table,  # a former [training] had no kind
         partition.has_former,
@@ -315,6 +323,8 @@ def _convert_deadline(strategy: _FormerTable, kind: str) -> None:
         strategy: the table ``[strategy]``.
         kind: kind of the strategy.
     """
+    # the deadline was a multiple of the mean time of ``epochs`` epochs on ``devices``, counted from
+    # the event ``since``
     times = strategy.take("relative_deadline")
     epochs = strategy.take("reference_epochs", 5)
     devices = strategy.take("deadline_base", "unslowed")

@@ -67,6 +67,7 @@ def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> 
     for half in halves_of(user_class):
         _refuse_former_hooks(half, key, like)
         for name, own, base, _ in overrides(half, like):
+            # empty if the user's attribute can replace fedsim's
             form = _required_form(own, base)
             if form:
                 place = home_of(function_of(own)) or home_of(half)
@@ -118,13 +119,16 @@ def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
     if like is not None and like not in parents:
         parents.append(like)
     fedsim_parents = [parent for parent in parents if _is_fedsims(parent)]
-    for parent in parents:  # an attribute comes before the attributes that it overrides
+    # The method resolution order has an attribute before the attributes that it overrides. So the
+    # user's attributes are collected, until a class of fedsim has one of the same name.
+    for parent in parents:
         if not _is_fedsims(parent):
             user_attributes = {**_attributes_of(parent), **user_attributes}
             continue
         for name, base in vars(parent).items():
             if name in user_attributes and not name.startswith("_"):
                 owners = [ancestor for ancestor in fedsim_parents if name in vars(ancestor)]
+                # the last owner has introduced the attribute
                 yield Override(name, user_attributes.pop(name), base, root_class=owners[-1])
 
 
@@ -256,22 +260,25 @@ def _required_form(own: object, base: object) -> str:
         own: the attribute of the user's class.
         base: the attribute of the fedsim class, whose form it must have.
     """
-    if isinstance(base, FunctionType):
+    if isinstance(base, FunctionType):  # a method
         if isinstance(own, FunctionType):
             is_right = _is_coroutine(own) == _is_coroutine(base) and _accepts_calls_of(own, base)
         else:
             is_right = callable(own) or isinstance(own, staticmethod)
         return "" if is_right else _form_of(base)
-    is_function = isinstance(own, FunctionType)
+    is_own_method = isinstance(own, FunctionType)
     if isinstance(base, property | cached_property):
-        is_wrong = is_function or own is _KEY
+        is_wrong = is_own_method or own is _KEY  # a key has its value only in an instance
         return "a property (@property), or a ClassVar" if is_wrong else ""
     is_base_value = not callable(base) and not isinstance(base, METHODS)
-    return "a value (ClassVar)" if is_base_value and is_function else ""
+    return "a value (ClassVar)" if is_base_value and is_own_method else ""
 
 
 def _accepts_calls_of(own: FunctionType, base: FunctionType) -> bool:
-    """Whether ``own`` accepts every call that ``base`` accepts."""
+    """Whether ``own`` accepts every call that ``base`` accepts.
+
+    This is tested by a call with all parameters of ``base``, in the kinds that ``base`` gives them.
+    """
     positional = []
     keywords = {}
     for parameter in inspect.signature(base).parameters.values():

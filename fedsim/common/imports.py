@@ -84,7 +84,7 @@ def refuse_unless_allowed(path: str, key: str) -> None:
     Raises:
         ScenarioError: ``path`` is not an import path, or its code is not allowed.
     """
-    file, colon, name = path.rpartition(":")
+    file, colon, name = path.rpartition(":")  # a file, or the dotted name of a module
     is_script = file.endswith(".py")
     parts = [Path(file).stem] if is_script else file.split(".")
     if not (colon and all(part.isidentifier() for part in (name, *parts))):
@@ -92,7 +92,7 @@ def refuse_unless_allowed(path: str, key: str) -> None:
             f"{key} is {path!r}; allowed is an import path of the form 'package.module:Name', "
             "or './file.py:Name' for a file in the working directory"
         )
-    if _allowed.get():
+    if _allowed.get():  # all code is allowed
         return
     if is_script:
         raise ScenarioError(f"{key} is {path!r}, {_REFUSAL}")
@@ -285,7 +285,17 @@ class _PermittedFinder(MetaPathFinder):
         self.locations: dict[str, str] = {}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if path is not None:
+        """Return the spec of a top-level module in an allowed file or folder, else None.
+
+        A module that an allowed module imports may be found beside that module. Its folder is then
+        stored, so that its own imports are found too.
+
+        Args:
+            name: name of the module.
+            path: the folders of its package; None for a top-level module.
+            target: not used.
+        """
+        if path is not None:  # a submodule, which Python finds in its package
             return None
         location = self.locations.get(name) or self.locations.get(_importer())
         if location is None:
@@ -385,6 +395,7 @@ def _is_installed(package: str) -> bool:
     for finder in sys.meta_path:  # a package installed as editable has a finder of its own
         if installed is None and finder is not PathFinder:
             installed = finder.find_spec(package, None)
+    # what an import would find: a module of the same name in the working directory may come first
     imported = find_spec(package)
     if installed is None or imported is None or installed.origin is None:
         return False

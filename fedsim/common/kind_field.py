@@ -154,6 +154,7 @@ class KindField:
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
+        """Return the JSON schema: a choice of short forms, names of kinds, and tables of kinds."""
         tables = {
             kind: json_schema(self.registry.spec(kind), handler) for kind in self.registry.kinds
         }
@@ -173,6 +174,7 @@ class KindField:
         options.append({"enum": [*self.registry]})
         options += tables.values()
         for kind, table in kindless.items():
+            # ``list`` and ``file`` may omit the kind only in a key by device
             if kind == self.registry.usual or self.by_device:
                 options.append(_without_kind(table))
         if self.registry.base:

@@ -229,7 +229,10 @@ def _slurm_cores() -> int | None:
 
 
 def _slurm_memory() -> int | None:
-    """Return the memory (bytes) of this process's Slurm job on this node."""
+    """Return the memory (bytes) of this process's Slurm job on this node; None if it is unknown.
+
+    Slurm sets the memory of a node or of a core (MiB), whichever the user has asked for.
+    """
     per_node = _slurm_number("SLURM_MEM_PER_NODE")
     if per_node is not None:
         return per_node * _MEBIBYTE

@@ -115,8 +115,9 @@ class Registry:
             ScenarioError: the kind or the class at the path does not exist.
         """
         if kind in self.known:
-            source, _ = self.known[kind]
+            source, _ = self.known[kind]  # import path, or the class itself
             return import_trusted(source, key) if isinstance(source, str) else source
+        # a user's class by its import path, or a kind that another package has registered
         is_path = ":" in kind and bool(self.base)
         path = kind if is_path else self.kinds.get(kind)
         if path is None:

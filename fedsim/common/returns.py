@@ -143,7 +143,7 @@ def find_outside(
         None always passes.
     """
 
-    def is_within(number: float) -> bool:
+    def is_within(number: float) -> bool:  # False for NaN
         is_inside = above < number and least <= number <= most
         return bool(is_inside and (infinite or math.isfinite(number)))
 
@@ -206,7 +206,7 @@ def is_of_type(hint: object) -> Check:
         return lambda value: isinstance(value, str | int) and value in arguments
     if origin is tuple:
         return _make_tuple_check(arguments)
-    kind = origin or hint
+    kind = origin or hint  # the class, without the types of elements
     if kind is bool:
         return lambda value: isinstance(value, bool | np.bool_)
     if kind in (int, float):
@@ -216,7 +216,7 @@ def is_of_type(hint: object) -> Check:
     if kind is Sequence:
         return _is_sequence
     if not isinstance(kind, type) or kind in (Any, type) or is_typeddict(kind):
-        return lambda value: True
+        return lambda value: True  # no class that ``isinstance`` could check
     if getattr(kind, "_is_protocol", False):
         return _make_method_check(kind)
     return lambda value: isinstance(value, kind)
@@ -441,6 +441,7 @@ def _guard_hook(half: type, override: Override, key: str) -> None:
     function = function_of(own)
     if not isinstance(function, FunctionType) or isinstance(own, METHODS):
         return
+    # the class that defines the method: ``half``, or a base class of the user
     owner = next(parent for parent in half.__mro__ if override.name in vars(parent))
     rule = HookRule.of(override, owner, key)
     if rule.allows_anything or (owner, override.name) in _guarded_hooks:
@@ -461,6 +462,7 @@ def _add_checks(own: FunctionType, rule: HookRule) -> Callable[..., object]:
 
     @wraps(own)
     def hook(*arguments: object, **options: object) -> object:
+        # the states are compared after the call only if the rule restricts random draws
         states = generator_states() if rule.returns.allowed_draws else {}
         value = own(*arguments, **options)
         rule.check(value, arguments, options)

@@ -180,6 +180,7 @@ class Spec(BaseModel):
                     "has the unknown key {key}; allowed are {allowed}",
                     {"key": repr(key), "allowed": f"{names}{hint}"},
                 )
+        # -0.0 + 0.0 is 0.0
         return {
             key: value + 0.0 if isinstance(value, float) else value for key, value in data.items()
         }
@@ -309,6 +310,8 @@ def _options_of(schema: JsonSchemaValue) -> list[JsonSchemaValue]:
         return []
     option = dict(schema)
     option.pop("default", None)
+    # pydantic makes titles from names of keys; only the title of a quantity, such as "a time", is
+    # fedsim's
     is_quantity = schema.get("title", "").startswith("a ")
     if not is_quantity:
         option.pop("title", None)
@@ -349,7 +352,7 @@ def attribute_descriptions(spec: type) -> dict[str, str]:
         Name -> description in one line.
     """
     descriptions: dict[str, str] = {}
-    for parent in reversed(spec.__mro__):
+    for parent in reversed(spec.__mro__):  # a subclass replaces the descriptions of its bases
         docstring = inspect.cleandoc(parent.__dict__.get("__doc__") or "")
         entries = docstring.partition("Attributes:")[2]
         for names, text in _ATTRIBUTE.findall(entries):

@@ -149,18 +149,18 @@ class Streams:
         Returns:
             Draws, float64 in the shape to which ``entities`` and ``count`` broadcast.
         """
-        counts = np.atleast_1d(count).astype(np.uint64)
+        # products of uint64 arrays wrap around at 2^64, as ``_hash`` cuts off products of ints
+        entity_words = entities.astype(np.uint64)
+        count_words = np.atleast_1d(count).astype(np.uint64)
         with np.errstate(over="ignore"):
+            # ``_hash`` is annotated for ints, and arrays have the operators of an int
             words = cast(
                 NDArray[np.uint64],
-                _hash(
-                    _root(self.seed, purpose),
-                    # ``cast`` is for mypy: arrays have the operators of an int
-                    cast(int, entities.astype(np.uint64)),
-                    cast(int, counts),
-                ),
+                _hash(_root(self.seed, purpose), cast(int, entity_words), cast(int, count_words)),
             )
-        uniforms: NDArray[np.float64] = ((words >> 11).astype(np.float64) + 0.5) * _UNIT
+        # the upper 53 bits of 64, as many as a float64 has exactly; + 0.5 excludes 0 and 1
+        mantissas = (words >> 11).astype(np.float64)
+        uniforms: NDArray[np.float64] = (mantissas + 0.5) * _UNIT
         return uniforms
 
     def generator(self, purpose: str, *ids: int) -> np.random.Generator:

@@ -36,6 +36,7 @@ _CODES = {
 _DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
 _RANKS = {name: rank for rank, name in enumerate(_CODES)}
 _ALIGNMENT = 8  # length of the header is a multiple of it (bytes)
+_LENGTH_BYTES = 8  # size of the number that states the length of the header
 _LONGEST_HEADER = 100_000_000  # limit of the format (bytes)
 
 
@@ -94,6 +95,7 @@ def write_tensors(path: Path, tensors: Mapping[str, AnyTensor]) -> str:
         ValueError: the format lacks a tensor's type, or the file has too many tensors for it.
         OSError: the disk is full, for example.
     """
+    # by type, so that each tensor is aligned in the file; then by name
     order = sorted(tensors, key=lambda name: (_rank(name, tensors[name]), name))
     digest = hashlib.sha256()
     with path.open("wb") as file:
@@ -117,9 +119,19 @@ def _rank(name: str, tensor: AnyTensor) -> int:
 
 
 def _header(order: list[str], tensors: Mapping[str, AnyTensor]) -> bytes:
-    """Return the first bytes of a file: length of the table of tensors, and the table."""
+    """Return the first bytes of a file: length of the table of tensors, and the table.
+
+    The table is JSON, padded by spaces.
+
+    Args:
+        order: names of the tensors, in the order in which their elements follow.
+        tensors: name -> tensor.
+
+    Raises:
+        ValueError: the table is longer than the format allows.
+    """
     table = {}
-    end = 0
+    end = 0  # of the last tensor, counted from the end of the table (bytes)
     for name in order:
         tensor = tensors[name]
         begin = end
@@ -130,13 +142,13 @@ def _header(order: list[str], tensors: Mapping[str, AnyTensor]) -> bytes:
             "data_offsets": [begin, end],
         }
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
+    text += b" " * (-len(text) % _ALIGNMENT)  # up to the next multiple
     if len(text) > _LONGEST_HEADER:
         raise ValueError(
             f"a file of {len(order)} tensors has a table of {len(text)} bytes; the format allows "
             f"{_LONGEST_HEADER}"
         )
-    return len(text).to_bytes(8, "little") + text
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 class _FileTensor(StoredTensor):
@@ -213,13 +225,14 @@ def open_tensors(path: Path, *, hashed: bool = False) -> TensorFile:
     file = _OpenFile(path)
     sha256 = file.hash() if hashed else None
     size = os.fstat(file.descriptor).st_size
-    length = int.from_bytes(os.pread(file.descriptor, 8, 0), "little")
-    if length > min(_LONGEST_HEADER, size - 8):
+    # the file begins with the length of the table of tensors, and the table
+    length = int.from_bytes(os.pread(file.descriptor, _LENGTH_BYTES, 0), "little")
+    if length > min(_LONGEST_HEADER, size - _LENGTH_BYTES):
         raise ValueError(f"its table of tensors is said to have {length} bytes")
-    table = json.loads(_read_bytes(file.descriptor, 8, length))
+    table = json.loads(_read_bytes(file.descriptor, _LENGTH_BYTES, length))
     table.pop("__metadata__", None)
     tensors: dict[str, StoredTensor] = {}
-    for name, dtype, shape, offset in _entries(table, 8 + length, size):
+    for name, dtype, shape, offset in _entries(table, _LENGTH_BYTES + length, size):
         tensors[name] = _FileTensor(file, dtype, shape, offset)
     return TensorFile(tensors, sha256)
 
@@ -271,8 +284,8 @@ def read_array(
         OSError: the file ends before the array does.
     """
     array = np.empty(shape, dtype=dtype.newbyteorder("<"))
-    content = array.reshape(-1).view(np.uint8).data
-    while content:
+    content = array.reshape(-1).view(np.uint8).data  # the part that is not read yet
+    while content:  # the system may read less than it is asked for
         size = os.preadv(descriptor, [content], offset)
         if not size:
             raise OSError("the file ends before its last tensor does")

@@ -29,7 +29,7 @@ CutBy = Literal["width", "rank", "adapters"]
 """Way in which a model is cut to a smaller model, which gives the size its meaning.
 
 ``width``: the size is the share of channels and units. ``rank``: it is the rank of the adapters.
-``adapters``: it is 1, and only adapters are trained.
+``adapters``: it is the rank of the adapters too, and only the adapters are trained.
 """
 
 
@@ -265,7 +265,8 @@ class ModelCut(NamedTuple):
     Attributes:
         by: the kind of cut: ``width``, ``rank`` or ``adapters``.
         size: with ``width``, the share of channels and units that the smaller model has; with
-            ``rank``, the rank of the adapters; with ``adapters`` (only adapters are trained), 1.
+            ``rank`` and ``adapters``, the rank of the adapters. With ``adapters`` the device trains
+            only the adapters.
     """
 
     by: CutBy
@@ -388,7 +389,19 @@ class Training:
             self._take_former(former)
 
     def _take_former(self, former: FormerKeywords) -> None:
-        """Set the fields that replace former keywords of the constructor."""
+        """Set the fields that replace former keywords of the constructor.
+
+        ``epochs``, ``steps`` and ``only_batch`` are ``amount`` now, ``full_batch`` is a
+        ``batch_size``, ``mu`` and ``anchor`` are ``proximal``, and ``last_gradient`` is a
+        ``result``.
+
+        Args:
+            former: the former keywords and their values.
+
+        Raises:
+            TypeError: a keyword was never one.
+            SimulationError: the values contradict each other.
+        """
         unknown = former.keys() - FIELDS_OF_TRAINING
         if unknown:
             raise TypeError(f"Training has no field {', '.join(sorted(unknown))}")

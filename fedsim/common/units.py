@@ -184,9 +184,10 @@ class Quantity:
             is_shown = unit in self.shown or not self.shown or factor == 1.0
             is_exact = value < math.inf and float(number) * factor == value
             if is_shown and is_exact and value >= factor:
+                # sorted by count of digits, then by the unit, the largest first
                 exact_texts.append((len(number), -factor, f"{number} {unit}"))
         if exact_texts:
-            _, _, shortest = min(exact_texts)  # of equally short numbers, the largest unit's
+            _, _, shortest = min(exact_texts)
             return shortest
         number = f"{value:g}"
         if float(number) != value:

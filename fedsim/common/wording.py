@@ -28,7 +28,7 @@ def in_words(problem: ErrorDetails) -> str:
         case "int_type" | "int_from_float" | "int_parsing" | "int_parsing_size":
             example = 10
             if number is not None and abs(number) <= 1e9:
-                example = max(1, round(number))
+                example = max(1, round(number))  # near the user's number
             return f"it must be a whole number, such as {example}"
         case "float_type" | "float_parsing":
             return f"it must be a number, such as {number or 0.5:g}"
@@ -100,7 +100,8 @@ def explain(
     first, *more = error.errors(include_url=False)
     location = first["loc"]
     message = _explain_problem(_key_path(location, sections) or whole, first)
-    # A key with alternative types has one problem per alternative.
+    # A key with alternative types has one problem per alternative. The alternatives of a word are
+    # joined in the message; all other problems are only counted.
     accepts_word = bool(location) and str(location[-1]).startswith("literal[")
     unexplained = 0
     for problem in more:

@@ -90,6 +90,7 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
         warnings.simplefilter("ignore", ConvergenceWarning)
         labels = model.fit(rows).labels_
     if len(np.unique(labels)) < groups:  # some group is empty
+        # the distinct rows become the centres, so that no group is empty
         distances = [np.linalg.norm(rows - rows[centre], axis=1) for centre in distinct]
         labels = np.argmin(distances, axis=0)
     return canonical(labels)

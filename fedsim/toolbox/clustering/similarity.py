@@ -117,6 +117,7 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
     # an eigenvalue that is not above this bound is a rounding error, and counts as 0
     rounding = len(gram) * np.finfo(np.float64).eps * largest_values[0]
     rows = vectors * np.sqrt(np.where(largest_values > rounding, largest_values, 0.0))
+    # sqrt(G_ii) is the norm of an update
     norms = np.sqrt(gram.diagonal())[:, None]
     features: Matrix = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
     # The sign of a singular vector is arbitrary. It is set by the first row of at least half the

@@ -86,7 +86,7 @@ class ModelCard(PartedModel):
         if self.lora is None:
             return []
         rank = self.lora.rank
-        layers: dict[str, list[int]] = {}
+        layers: dict[str, list[int]] = {}  # name of a dense layer -> counts of inputs and outputs
         for number in range(self.layers):
             for name, sizes in self.dense.items():
                 layers[f"layers.{number}.{name}"] = sizes
@@ -162,6 +162,7 @@ class ModelCard(PartedModel):
         attention). With ``recompute`` a layer stores 2 bytes, and only the layer that is being
         computed again needs 34 bytes. Layers before the first trained one store nothing.
         """
+        # sizes in bytes; trained weights, their gradients and the optimiser's state are float32
         forward, _ = self._forward_and_weight_flops()
         frozen = self.base_bytes(*_NO_DATA)
         trained = 4.0 * self.parameters(*_NO_DATA)

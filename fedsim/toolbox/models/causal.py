@@ -71,6 +71,7 @@ class CausalModule(Adaptable):
             r=lora.rank,
             lora_alpha=lora.alpha,
             target_modules=sorted(adapted),
+            # a ``Conv1D`` of transformers stores its weights as [inputs, outputs]
             fan_in_fan_out=all(isinstance(layers[name], Conv1D) for name in adapted),
         )
         inject_adapter_in_model(settings, self.model)

@@ -36,6 +36,11 @@ class LanguageModel(TokenModel):
     config: dict[str, object] = Field(default_factory=dict)
 
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
+        """Build the model, after checking that its packages are installed.
+
+        Raises:
+            ScenarioError: a package is missing, or the objective is not the next token.
+        """
         missing = [name for name in PACKAGES if find_spec(name) is None]
         if missing:
             raise ScenarioError(

@@ -252,10 +252,11 @@ def _count_step(
             trained[name] = parameter
     optimiser = trainer.torch_optimiser(trained, 0.1)
     losses: Callable[..., Tensor] = getattr(copied_module, "loss", objective.losses)
+    # a storage is identified by its address; several tensors may share one
     weights = {parameter.untyped_storage()._cdata for parameter in copied_module.parameters()}
     is_unfused = any(map(_is_unfused_layer, copied_module.modules()))
     call_bytes = _CALL_BYTES if is_unfused else 0.0
-    saved: dict[int, int] = {}
+    saved: dict[int, int] = {}  # storage kept for the backward pass -> its bytes
 
     def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -333,6 +334,7 @@ class Counting(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
+        """Do a torch operation, and append its counts to ``operations`` unless all are 0."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._overloadpacket.__name__
@@ -443,10 +445,10 @@ def _count_convolution(
     Returns:
         FLOPs, FLOPs if channels are padded to whole registers, and bytes.
     """
-    if transposed:
+    if transposed:  # it is the gradient of a convolution from y to x
         x, y = y, x
         backward = not backward
-    flops = float(2 * y.numel() * weight[0].numel())
+    flops = float(2 * y.numel() * weight[0].numel())  # a multiplication and an addition each
     padding = math.prod([_padding(x.shape[1]), _padding(y.shape[1])])
     padded_flops = flops * padding if groups == 1 else flops
     spread = math.prod(stride) if backward else 1

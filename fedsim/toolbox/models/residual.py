@@ -29,6 +29,7 @@ class ResidualBlock(nn.Module):
             nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
             nn.GroupNorm(groups, outputs),
         )
+        # the connection around ``body``, which adapts the shape if the block changes it
         self.short: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)

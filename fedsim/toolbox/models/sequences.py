@@ -50,10 +50,17 @@ class TransformerModule(nn.Module):
         super().__init__()
         self.has_one_answer = shape.answers == "one"
         self.embedding = nn.Embedding(shape.vocabulary, width)
+        # learned positions, [length, width], with GPT-2's standard deviation
         self.places = nn.Parameter(torch.randn(shape[0], width) * 0.02)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+                width,
+                nhead=4,
+                dim_feedforward=4 * width,
+                dropout=0.0,
+                activation="gelu",
+                batch_first=True,
+                norm_first=True,
             )
             for _ in range(layers)
         )

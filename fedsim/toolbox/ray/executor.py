@@ -92,6 +92,7 @@ class Ray(Executor):
     ) -> None:
         self._ray = load_ray(address)
         errors = self._ray.exceptions
+        # errors of a call whose worker process, node or arguments were lost
         self._loss_errors = (
             errors.WorkerCrashedError,
             errors.NodeDiedError,
@@ -100,6 +101,7 @@ class Ray(Executor):
             errors.ObjectLostError,
         )
         self._packer = Packer(self._ray.put)
+        # future of a call that has not ended -> Ray's reference to its result
         self._open_calls: dict[PendingValue, Stored] = {}
         self._owns_cluster = not self._ray.is_initialized()
         if self._owns_cluster:
@@ -111,9 +113,10 @@ class Ray(Executor):
             self.close()
             raise
         self.workers = self.count_places()
-        self._index = next(_executor_indices)
+        self._index = next(_executor_indices)  # number of this executor in its process
+        # versions that the packages of every worker process must have
         self._versions = {package: version(package) for package in _PINNED_PACKAGES}
-        self._home: str = self._ray.get_runtime_context().get_node_id()
+        self._home: str = self._ray.get_runtime_context().get_node_id()  # node of this process
         demand = self._resources
         options = {
             "num_cpus": demand.num_cpus,
@@ -321,7 +324,7 @@ class Ray(Executor):
             answer: Ray's future of the pickled answer.
         """
         self._open_calls.pop(future, None)
-        if not future.set_running_or_notify_cancel():
+        if not future.set_running_or_notify_cancel():  # the caller has cancelled it
             return
         try:
             content, buffers = answer.result()
@@ -380,9 +383,9 @@ def _carry_out(
     import ray
 
     def call() -> object:
-        if executor not in _openers:
+        if executor not in _openers:  # the first call of this executor in this process
             _refuse_versions(versions)
-            _openers.clear()
+            _openers.clear()  # frees the objects that were sent by an earlier executor
             _openers[executor] = Opener(ray.get)
         adopt_module_locations(locations)
         function, args = _openers[executor].open(parcel, shared)

@@ -212,9 +212,11 @@ class Opener:
             shared: the large arrays that the parcel omits; None to fetch them from the store.
         """
         arrays = self._fetch(parcel.shared) if shared is None else shared
+        # objects that several parcels use are in the store, and are unpacked once in a process
         for reference in parcel.placed:
             if reference not in self._placed:
                 self._placed[reference] = self.open(*self._fetch([reference]))
+        # the pickle has a list's name and an index in place of each omitted object
         omitted: dict[str, Sequence[object]] = {
             "placed": [self._placed[reference] for reference in parcel.placed],
             "shared": arrays,
