@@ -89,9 +89,9 @@ class ClientSide:
         self.devices = devices
         self._trainer = trainer
         self._batching = trainer.batching  # how trainings divide the samples into batches
-        self._local = local
-        self._fewer_layers = fewer_layers
-        self.attack = attack
+        self._local = local  # each device's own settings of training
+        self._fewer_layers = fewer_layers  # for devices with too little memory
+        self.attack = attack  # on the answers of the devices ``malicious``
         self.malicious = frozenset(malicious)
         self._step_changes = self._build_step_changes()  # applied to each step of ``Client.work``
 

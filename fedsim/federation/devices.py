@@ -323,11 +323,12 @@ class Devices:
         self.model_s: Callable[[int, Direction], float]
         self.batteries: Batteries | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
-        self.states: dict[int, dict[str, Any]] = {}
-        self.used_versions: dict[int, int] = {}
-        self.initial: dict[int, Ref] = {}
+        self.states: dict[int, dict[str, Any]] = {}  # device -> what its own code stores
+        self.used_versions: dict[int, int] = {}  # device -> version of its data used last
+        self.initial: dict[int, Ref] = {}  # index of the draw -> initial model
+        # device -> name of a content -> what encoding has left out of the last message
         self.residuals: dict[int, dict[str, Ref]] = {}
-        self.with_base: set[int] = set()
+        self.with_base: set[int] = set()  # devices that have received the frozen tensors
         # a ``Device`` only reads this object, so it can be built again when it is needed
         self.of: Callable[[int], Device] = lru_cache(maxsize=4096)(partial(Device, devices=self))
 

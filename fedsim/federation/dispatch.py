@@ -121,7 +121,7 @@ class Dispatch:
         self.timers = Timers(
             simulation, self.computations, lambda name: self.strategy.on_timer(name)
         )
-        self.updates = UnrecordedUpdates()
+        self.updates = UnrecordedUpdates()  # received, and in no record of an aggregation so far
         self.begin_round: Callable[[int], None] | None = None
         self._patience = server.patience  # time until the server notices a lost task (s)
 

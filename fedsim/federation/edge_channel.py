@@ -72,9 +72,10 @@ class EdgeChannel:
         self._envelopes = envelopes
         self._messages = messages
         self._strategy = strategy
+        # edge server -> name of a content -> what encoding has left out of its last message
         self.residuals: dict[int, dict[str, Ref]] = {}
-        self.with_base: set[int] = set()
-        self.in_transit: dict[int, EdgeMessage] = {}
+        self.with_base: set[int] = set()  # edge servers that have received the frozen tensors
+        self.in_transit: dict[int, EdgeMessage] = {}  # by the ID of the message
 
     def carry(
         self,

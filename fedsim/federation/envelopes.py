@@ -53,7 +53,7 @@ class Envelopes:
         self.down = down
         self.up = up
         self._devices = devices
-        self._added_up = added_up
+        self._added_up = added_up  # names of contents that both sides add up over rounds
 
     def codec_of(self, direction: Direction) -> DirectionCodec:
         """Return the codec of a direction: the attribute ``down`` or ``up``."""

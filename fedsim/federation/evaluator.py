@@ -97,15 +97,17 @@ class Evaluator:
         unseen: Sequence[int] = (),
     ) -> None:
         self._learner = learner
-        self._ending = ending
+        self._ending = ending  # knows the last round, which is always tested
         self._spec = spec
-        self._world = world
-        self._local = local
+        self._world = world  # which devices are present, their true groups, and changes of data
+        self._local = local  # each device's own settings of training, for fine-tuning
         self._metrics = metrics
         self._unseen = UnseenTests(learner, unseen)  # tests of the devices that never train
         self._unseen_count = len(unseen)
         self.last: Evaluation | None = None
+        # name of a model -> devices that it has ever served; None for all
         self.served: dict[str, list[int] | None] = {}
+        # device that never trains -> accuracy in the last test
         self.unseen_accuracy: dict[int, float | None] = {}
 
     def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:

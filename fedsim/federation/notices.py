@@ -53,6 +53,7 @@ class Notices:
         self._tasks = tasks
         self._strategy = strategy
         self._halves = halves
+        # kind and device of each notice that waits until the device is switched on
         self.postponed: list[tuple[NoticeKind, int]] = []
         for kind in NoticeKind:  # so that a resumed run can set the alarms of its checkpoint again
             simulation.env.declare_alarm(kind.value, partial(self.notify_at, kind))

@@ -108,10 +108,10 @@ class ClientHalves:
         setting: RunInfo,
         local: LocalTrainings,
     ) -> None:
-        self._make = make
+        self._make = make  # builds a ``Client``
         self._params = params
         self._setting = setting
-        self._local = local
+        self._local = local  # each device's own settings of training
         self._default = make(params, setting)  # for all devices, if they train alike
         # count of epochs and rule of the learning rate -> ``Client`` of the devices with both
         self._half_for = lru_cache(maxsize=_MAX_CACHED)(self._build)

@@ -406,7 +406,10 @@ class Synchronous(Combining[S]):
         return task
 
     async def on_timer(self, name: str) -> None:
-        # the docstring of ``Synchronous`` has a table of the phases that end with each timer
+        """Begin the phase that follows when a timer ends the present one.
+
+        The docstring of ``Synchronous`` has a table of the phases and their timers.
+        """
         match name:
             case RoundTimer.RETRY | RoundTimer.ROUND:
                 self._open_round()

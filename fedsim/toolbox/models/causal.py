@@ -41,6 +41,10 @@ class CausalModule(Adaptable):
     def __init__(
         self, shape: TokenShape, outputs: int, family: str, config: Mapping[str, object]
     ) -> None:
+        """Build a model of the family with random weights, for sequences of ``shape[0]`` tokens.
+
+        ``outputs`` is the size of the vocabulary.
+        """
         super().__init__()
         settings = _configure(family, config, outputs, shape[0])
         try:
@@ -60,6 +64,10 @@ class CausalModule(Adaptable):
         return outputs
 
     def adapt(self, lora: LoRA) -> nn.Module:
+        """Add low-rank adapters to the linear layers that ``lora.where`` names, in place.
+
+        The output layer gets none.
+        """
         from peft import LoraConfig, inject_adapter_in_model
 
         layers = {}

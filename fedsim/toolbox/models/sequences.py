@@ -48,7 +48,7 @@ class TransformerModule(nn.Module):
 
     def __init__(self, shape: TokenShape, outputs: int, width: int, layers: int) -> None:
         super().__init__()
-        self.has_one_answer = shape.answers == "one"
+        self.has_one_answer = shape.answers == "one"  # for each sequence; else one for each token
         self.embedding = nn.Embedding(shape.vocabulary, width)
         # learned positions, [length, width], with GPT-2's standard deviation
         self.places = nn.Parameter(torch.randn(shape[0], width) * 0.02)

@@ -86,6 +86,7 @@ class ByUser(Partition):
     kind: Literal["by-user"] = "by-user"
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Give each device the samples of one user; the classes of the data set are the users."""
         users = dataset.pool.classes
         if devices != users:
             raise ScenarioError(
@@ -163,6 +164,10 @@ class Dirichlet(Partition):
     minimum: int = Field(default=2, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Draw the devices of each class's samples in Dirichlet proportions, then fill up.
+
+        Devices with fewer than ``minimum`` samples get some of others.
+        """
         size = dataset.train_size
         minimum = self.minimum
         require_devices(
@@ -230,6 +235,10 @@ class PartitionFile(Partition):
         return self.model_copy(update={"path": str(find_file(self.path, root))})
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Give each device the samples that the user's file lists.
+
+        If the file lists no test samples, these are divided by the devices' training labels.
+        """
         path = Path(self.path)
         entries = _read_entries(path)
         if len(entries) != devices:

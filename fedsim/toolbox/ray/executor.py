@@ -199,6 +199,15 @@ class Ray(Executor):
         )
 
     def _join(self, address: str, options: Mapping[str, object]) -> None:
+        """Join the cluster at an address.
+
+        Args:
+            address: ``HOST:PORT`` or ``auto``.
+            options: further arguments of ``ray.init``.
+
+        Raises:
+            ScenarioError: no cluster answers there, or it refuses.
+        """
         require_server(address)
         try:
             self._ray.init(address, **options)

@@ -83,6 +83,11 @@ class MapDataset(Source):
         return factory
 
     def load(self, root: Path | None) -> Raw:
+        """Call the user's factory, and read the Dataset that it returns into arrays.
+
+        If ``test`` is given, the factory is called again for the test samples, with ``test`` as
+        additional arguments.
+        """
         from torch.utils.data import Dataset
 
         base = "torch.utils.data.Dataset"

@@ -68,6 +68,7 @@ class DrawnImages(Source):
         return self
 
     def load(self, root: Path | None) -> Raw:
+        """Draw users, labels and images; every fifth sample of a user is for tests."""
         generator = Streams(0).generator("world/data/drawn-images")
         user = self._draw_users(generator)
         y = self._draw_labels(user, generator)

@@ -69,6 +69,7 @@ class Flair(Source):
         return []
 
     def load(self, root: Path | None) -> Raw:
+        """Read the selected photographs, with a target of 0 or 1 for each label."""
         folder = find_file(self.path, root)
         photos = _read_photos(folder / LABELS, self.labels)
         names = sorted({label for photo in photos for label in photo.labels})

@@ -117,6 +117,10 @@ class LinearLaw(Source):
     groups: int = Field(default=10, ge=1, le=1_000_000)
 
     def load(self, root: Path | None) -> Raw:
+        """Draw samples around the centre of each group, and targets by one linear law for all.
+
+        The samples are [n, features], the targets [n, 1].
+        """
         generator = Streams(0).generator("world/data/linear")
         weights = generator.standard_normal((self.features, 1))
         bias = generator.standard_normal(1)

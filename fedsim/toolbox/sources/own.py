@@ -59,6 +59,7 @@ class Npz(Source):
     vocabulary: Vocabulary = None
 
     def load(self, root: Path | None) -> Raw:
+        """Read all arrays of the archive, after checking that their names are distinct."""
         path = find_file(self.path, root)
         if path.is_dir():
             raise DataError(
@@ -126,6 +127,10 @@ class HuggingFace(Source):
         return columns
 
     def load(self, root: Path | None) -> Raw:
+        """Read the columns of samples, labels and others from the folder, or from both its splits.
+
+        Images are decoded with their channels first.
+        """
         folder = find_file(self.path, root)
         columns = {"x": self.x, "y": self.y}  # name of the array -> column of the table
         for name in self.columns:

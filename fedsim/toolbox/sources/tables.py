@@ -79,6 +79,10 @@ class TableSource(Source):
         return []
 
     def load(self, root: Path | None) -> Raw:
+        """Read the table, and the table of test samples if there is one, into arrays.
+
+        Without a table of test samples, every fifth row of a user, else of a class, is for tests.
+        """
         path = find_file(self.path, root)
         table = self._read_checked(path, "data.source.path")
         features = self._feature_names(path, table)
@@ -95,7 +99,7 @@ class TableSource(Source):
             columns[USER] = users
         train_size = len(table)
         if self.test is None:
-            # every fifth sample of a user, else of a class, else of all samples is for tests
+            # every fifth row of each stratum is for tests; targets that are no labels have only one
             strata = users
             if strata is None:
                 strata = y if y.ndim == 1 else np.zeros(len(y), np.int64)
@@ -163,6 +167,7 @@ class Csv(TableSource):
     def read(self, path: Path) -> "pd.DataFrame":
         import pandas as pd
 
+        # the names of columns, as they are written
         header = pd.read_csv(
             require_regular(path), sep=self.separator, header=None, nrows=1, dtype=str
         )

@@ -92,6 +92,7 @@ class Tff(Source):
         return []
 
     def load(self, root: Path | None) -> Raw:
+        """Read the users' examples from the database, and convert them to images or to tokens."""
         path = find_file(self.path, root)
         if path.name in _FETCHED and not path.exists():
             raise DataError(

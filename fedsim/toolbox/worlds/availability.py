@@ -262,6 +262,7 @@ class Traces(Availability):
         self._ahead = [0.0] * len(assigned) if ahead is None else ahead
 
     def span(self, device: int, time: float) -> Span:
+        """Find the interval of the device's trace, which repeats, at its present position in it."""
         period, changes = self._traces[self._assigned[device]]
         if changes == [0.0, period]:  # always on
             return Span(on=True, start=0.0, end=math.inf)

@@ -440,6 +440,7 @@ class GraphSpec(NetworkModel):
         return [] if self.edge is None else self.edge.links(self.edge_servers)
 
     def _connect(self, inputs: NetworkInputs) -> Network:
+        """Read the graph of the file, and build its network, with edge servers if there are any."""
         graph = read_graph(find_file(self.file, inputs.root))
         self._refuse_unknown_nodes(graph)
         edges = None
@@ -513,6 +514,7 @@ class TreeSpec(NetworkModel):
         return links
 
     def _connect(self, inputs: NetworkInputs) -> Network:
+        """Build the network: the server and each cell have a shared link in each direction."""
         cells = range(self.cells)
         rates = self.shared_rates(inputs.transport.streams, inputs.root)
         links = {"server down": rates["server down"], "server up": rates["server up"]}

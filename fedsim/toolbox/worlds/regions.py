@@ -185,6 +185,11 @@ class RegionsSpec(NetworkModel):
         return outside
 
     def _connect(self, inputs: NetworkInputs) -> Network:
+        """Build the network with the connections of the file, else of the built-in table.
+
+        Raises:
+            ScenarioError: the file has no connection between two of the regions.
+        """
         server = self.server_in or self.of[0]
         names = self._region_names
         if self.file is None:
