@@ -64,12 +64,11 @@ def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> 
             f"{key}: {user_class.__qualname__}{home_of(user_class)} has no {missing[0]!r}, which "
             "it has to have"
         )
-    for half in halves_of(user_class):
+    for half in halves_of(user_class):  # the class and its nested classes
         _refuse_former_hooks(half, key, like)
         for name, own, base, _ in overrides(half, like):
-            # empty if the user's attribute can replace fedsim's
             form = _required_form(own, base)
-            if form:
+            if form:  # empty if the user's attribute can replace fedsim's
                 place = home_of(function_of(own)) or home_of(half)
                 raise ScenarioError(
                     f"{key}: {half.__qualname__}.{name}{place} is {_form_of(own)}; it must be "

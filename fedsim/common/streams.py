@@ -72,6 +72,19 @@ def _hash(root: int, entity: int, count: int) -> int:
     return _mix((z + (count + 1) * _GOLDEN) & _MASK)
 
 
+def _hashes(
+    root: int, entities: NDArray[np.uint64], counts: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Return ``_hash`` of each pair of an entity and a count, whose arrays are broadcast.
+
+    Products of uint64 wrap around at 2^64, as ``_hash`` cuts off the products of ints.
+    """
+    with np.errstate(over="ignore"):
+        # ``_hash`` is annotated for ints, and arrays have the operators of an int
+        words = _hash(root, cast(int, entities), cast(int, counts))
+    return cast(NDArray[np.uint64], words)
+
+
 @lru_cache(maxsize=4096)
 def _root(seed: int, purpose: str) -> int:
     digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
@@ -149,15 +162,9 @@ class Streams:
         Returns:
             Draws, float64 in the shape to which ``entities`` and ``count`` broadcast.
         """
-        # products of uint64 arrays wrap around at 2^64, as ``_hash`` cuts off products of ints
-        entity_words = entities.astype(np.uint64)
-        count_words = np.atleast_1d(count).astype(np.uint64)
-        with np.errstate(over="ignore"):
-            # ``_hash`` is annotated for ints, and arrays have the operators of an int
-            words = cast(
-                NDArray[np.uint64],
-                _hash(_root(self.seed, purpose), cast(int, entity_words), cast(int, count_words)),
-            )
+        # an array even for a single count, because the product of an int may not fit into uint64
+        counts = np.atleast_1d(count).astype(np.uint64)
+        words = _hashes(_root(self.seed, purpose), entities.astype(np.uint64), counts)
         # the upper 53 bits of 64, as many as a float64 has exactly; + 0.5 excludes 0 and 1
         mantissas = (words >> 11).astype(np.float64)
         uniforms: NDArray[np.float64] = (mantissas + 0.5) * _UNIT
@@ -207,7 +214,7 @@ class Shuffle:
         Args:
             count: how many to draw; all remaining ones if fewer remain.
         """
-        number_at = self._number_at
+        number_at = self._number_at  # position -> number, if they differ
         remaining = self.remaining
         numbers = []
         for variate in self._generator.random(min(remaining, count)).tolist():

@@ -103,7 +103,7 @@ class Quantity:
             PydanticCustomError: the text is not a quantity of this kind, or is out of bounds.
         """
         value = 0.0
-        if self.zero or text != 0:
+        if self.zero or text != 0:  # a bare 0 that is not allowed is refused as out of bounds
             value = self._parse(text)
         is_zero = self.zero and value == 0
         is_infinite = self.infinite and "inf" in str(text)

@@ -124,7 +124,7 @@ class DirectionCodec:
             residual: the sender's residual of the content; None before the first message.
             is_added_up: whether device and server each add up the contents of this name.
         """
-        if isinstance(value, Partial):
+        if isinstance(value, Partial):  # the receiver completes it, even if nothing is lost
             return self._code_part(value, bases.get(value.model), residual)
         if self._is_lossless:
             return _CodedContent(value)
@@ -132,6 +132,7 @@ class DirectionCodec:
             codec = self._codec.for_added_up if is_added_up else self._codec
             base = bases.get(value)
             coded = codec.code(self._learner, self._parameters, value, base, residual)
+            # both sides add up the decoded contents, so that no residual has to be stored
             return _CodedContent(coded.received, None if is_added_up else coded.residual)
         if isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
             return _CodedContent([self._code_item(item) for item in value])

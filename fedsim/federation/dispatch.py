@@ -122,6 +122,7 @@ class Dispatch:
             simulation, self.computations, lambda name: self.strategy.on_timer(name)
         )
         self.updates = UnrecordedUpdates()  # received, and in no record of an aggregation so far
+        # called with the index of each round; None if data do not change by round
         self.begin_round: Callable[[int], None] | None = None
         self._patience = server.patience  # time until the server notices a lost task (s)
 

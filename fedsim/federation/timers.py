@@ -42,7 +42,8 @@ class Timers:
         self._on_timer = on_timer
         self._alarms: dict[str, Alarm] = {}  # name of a timer that is set -> its alarm
         self._count = 0  # of timers set so far; the number of the last one
-        self._restored_names: dict[int, str] = {}  # number of a timer -> name
+        # number of a timer -> name, in a resumed run
+        self._restored_names: dict[int, str] = {}
         simulation.env.declare_alarm("timer", self._rearm)
 
     def set(self, name: str, when: float) -> float:

@@ -372,7 +372,7 @@ class Synchronous(Combining[S]):
             state.limit_s = self._deadline.limit_s(state.deadline, state.round)
         if self._round_limit_s is not None:
             deadline = server.timer(RoundTimer.DEADLINE, server.now + self._round_limit_s)
-            if not self.params.traits.late_goes_on:
+            if not self.params.traits.late_goes_on:  # otherwise no task is ended
                 limits["deadline"] = deadline
         return limits
 

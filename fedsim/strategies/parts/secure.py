@@ -158,7 +158,7 @@ class SecureAggregation(Spec):
         for client in masked:
             if client not in senders:
                 masks += sum(neighbour in senders for neighbour in graph[client])
-        return masks * 4 * numbers / self.mask_rate
+        return masks * 4 * numbers / self.mask_rate  # a number of a mask has 4 bytes
 
     def sends(self, phase: Phase, neighbours: int) -> Contents:
         """Return the message of a client to the server in a phase: keys or shares, with their size.

@@ -120,6 +120,7 @@ def profile(
     trainer = TrainingSpec() if training is None else training
     if objective is None:
         objective = Classification()
+    # two sizes of a batch, from which the fixed part and the part per sample are computed
     small_batch = example(_SMALL, shape, samples_dtype(module))
     large_batch = example(_LARGE, shape, samples_dtype(module))
     # On a CPU an LSTM layer is one kernel, as in a real training. On ``meta`` it would be counted

@@ -262,6 +262,7 @@ def _deal(
             if at_end == "again":
                 begins[label] = 0
         begin = begins[label]
+        # with ``rest`` the slice ends where the class ends
         pieces[device].append(parts[label][begin : begin + amount])
         begins[label] += amount
     return [np.concatenate(piece) for piece in pieces]

@@ -125,6 +125,7 @@ class Ray(Executor):
             "resources": dict(demand.named),
             "scheduling_strategy": _SCHEDULING,
         }
+        # a call that Ray repeats if its worker is lost, and a call that it does not repeat
         task = self._ray.remote(_carry_out)
         self._retried_task = task.options(max_retries=MOST_TRIES, **options)
         self._single_task = task.options(max_retries=0, **options)

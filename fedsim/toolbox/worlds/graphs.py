@@ -88,7 +88,12 @@ class Graph(Network):
         hosts: Sequence[Hashable] = (),
         delay_s: Callable[[Hashable, Hashable], float] | None = None,
     ) -> None:
-        """Add the own links of the edge servers to ``links``, then the routes' latencies."""
+        """Build the network; the arguments are those of the class.
+
+        ``path`` returns the names of the links between two nodes, and ``delay_s`` their latency.
+        ``places`` are the nodes to which devices are attached, in turn. The own links of edge
+        servers are added to ``links``.
+        """
         down, up, latency = columns
         self._path = path
         self._places = places

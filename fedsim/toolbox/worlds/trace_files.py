@@ -408,10 +408,10 @@ def _read_packets(file: _File) -> Recording:
     end = times[-1]
     step = file.options.average or _PACKET_STEP_S
     count = max(1, math.ceil(end / step - _ROUNDING))
-    packets = [0] * count
+    packets = [0] * count  # in each interval
     for time in times:
         interval = math.ceil(time / step - _ROUNDING) - 1
-        packets[min(max(interval, 0), count - 1)] += 1
+        packets[min(max(interval, 0), count - 1)] += 1  # a packet at time 0 is in the first one
     begins = [interval * step for interval in range(count)]
     ends = [*begins[1:], end]
     rates = []
@@ -547,9 +547,8 @@ def _read_fcc(file: _File) -> list[Recording]:
     time_column = header.index("dtime")
     rate_column = _column(file, file.options.value_column, ("bytes_sec",), "rate_column")
     passed_column = header.index("successes") if "successes" in header else None
-    tests: dict[
-        str, dict[float, tuple[int, float]]
-    ] = {}  # unit -> time (s) -> line, rate (bytes/s)
+    # unit -> time of a test (s) -> number of the line, and rate (bytes/s)
+    tests: dict[str, dict[float, tuple[int, float]]] = {}
     for line, cells in _rows(file):
         if passed_column is not None and cells[passed_column] == "0":
             continue
@@ -582,7 +581,8 @@ def _read_irish(file: _File) -> list[Recording]:
     rate_column = _column(file, file.options.value_column, (usual_name,), "rate_column")
     time_column = header.index("Timestamp")
     state_column = header.index("State") if "State" in header else None
-    samples: dict[float, list[tuple[int, float]]] = {}  # time (s) -> lines, rates (bytes/s)
+    # time (s) -> number of the line, and rate (bytes/s), of each sample
+    samples: dict[float, list[tuple[int, float]]] = {}
     for line, cells in _rows(file):
         is_idle = state_column is not None and cells[state_column] == "I"
         has_rate = cells[rate_column] != "-"
@@ -594,7 +594,7 @@ def _read_irish(file: _File) -> list[Recording]:
         raise file.wrong("has no sample in which something was transferred (State 'D')")
     rows = _Rows([], [], [])
     for time_s, entries in samples.items():
-        rows.lines.append(entries[0][0])
+        rows.lines.append(entries[0][0])  # the first line, for error messages
         rows.times.append(time_s)
         rows.values.append(sum([value for _, value in entries]) / len(entries))
     return [file.recording(file.name, rows.lines, rows.times, rows.values)]
