@@ -113,7 +113,7 @@ def _choose(labels: Ints, draw: float) -> int:
 def _exchange_label(
     data: FederatedData, shard: Shard, partner: Shard, lost: int, gained: int
 ) -> Shard:
-    """Replace a device's samples of one label by its partner's samples of another label.
+    """Replace a device's samples of the label ``lost`` by its partner's samples of ``gained``.
 
     Args:
         data: the data of all devices.
@@ -257,7 +257,7 @@ class LabelPermutation(Shift):
     def apply(
         self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams
     ) -> list[Change]:
-        """Permute the labels of random candidates, each by a permutation of its own."""
+        """Permute the labels of random candidates, each by another random permutation."""
         self.check(data)
         changes = list[Change]()
         identity = np.arange(data.pool.classes)

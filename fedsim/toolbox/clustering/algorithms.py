@@ -208,7 +208,7 @@ def _best_medoid(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64)
 def _build_medoids(distance: Matrix, groups: int) -> NDArray[np.int64]:
     """Choose medoids one by one, each the device that most lowers a sum of distances.
 
-    The sum is that of the distances of all devices to their nearest medoid.
+    It is the sum of the distances of all devices to their nearest medoid.
 
     Args:
         distance: distances of all pairs of devices, [n, n].

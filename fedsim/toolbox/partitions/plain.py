@@ -86,7 +86,7 @@ class ByUser(Partition):
     kind: Literal["by-user"] = "by-user"
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Give each device the samples of one user; the classes of the data set are the users."""
+        """Give each device the samples of a user; the classes of the data set are the users."""
         users = dataset.pool.classes
         if devices != users:
             raise ScenarioError(
@@ -363,7 +363,7 @@ class LabelGroups(Partition):
     groups: int = Field(default=5, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Give each group of devices the samples of its own range of neighbouring classes.
+        """Give each group of devices the samples of a range of neighbouring classes.
 
         Device d is of group d % ``groups``. The training samples of a group are divided into parts
         of equal size, its test samples evenly.

@@ -149,7 +149,7 @@ class Femnist(Partition):
         """Give device u samples of the classes u, u+1 and u+2 (mod C), equally many of each.
 
         With ``overlap`` these are the first samples of each class, so devices share samples.
-        Otherwise each device gets the samples that follow those of the device before it.
+        Otherwise each device gets the samples after the samples of the device before it.
         """
         labels, truth = _neighbouring_classes(dataset, devices, _FEMNIST_CLASSES)
         generator = streams.generator("world/data/train")

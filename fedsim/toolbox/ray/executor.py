@@ -380,7 +380,7 @@ def _carry_out(
     """Carry out a call that was sent as a parcel (a pickle), in a worker process.
 
     Args:
-        executor: number of the executor among those of its process.
+        executor: number of the executor among the executors of its process.
         home: ID of the node on which the executor runs.
         versions: package -> version on the executor's node.
         locations: name of a Python module of the user -> path of its file.

@@ -58,7 +58,7 @@ class MapDataset(Source):
             function annotated to return one.
         args: keyword arguments of the factory.
         test: keyword arguments of the factory for the Dataset of test samples, such as ``{ train =
-            false }``; they are added to ``args``, and replace those of the same name. None: there
+            false }``; they are added to ``args``, and replace arguments of the same name. None: there
             is one Dataset, of which every fifth sample of a class is a test sample.
         columns: names of columns that may stay unused. The scenario is refused if the Dataset has
             any other column, except the one that ``data.column`` names.

@@ -88,7 +88,7 @@ class Graph(Network):
         hosts: Sequence[Hashable] = (),
         delay_s: Callable[[Hashable, Hashable], float] | None = None,
     ) -> None:
-        """Build the network; the arguments are those of the class.
+        """Build the network of the class's arguments.
 
         ``path`` returns the names of the links between two nodes, and ``delay_s`` their latency.
         ``places`` are the nodes to which devices are attached, in turn. The own links of edge
