@@ -296,6 +296,21 @@ def test_latencies_of_links_are_paid_below_and_above_an_edge_server(tmp_path: Pa
     assert told["delays"] == {"places": [0.75, 0.75], "edges": [0.5]}
 
 
+def test_a_cell_without_devices_has_its_own_route(tmp_path: Path) -> None:
+    """Two devices in a tree of five cells, each with an edge server."""
+    sections = by_hand()
+    sections["network"] = {**sections["network"], "cells": 5}
+    run(sections, tmp_path / "run")
+    assert not any(audit(tmp_path / "run").values())
+    layout = json.loads((tmp_path / "run" / "network.json").read_text())
+    assert layout["edges"]["of"] == list(range(5))
+    assert layout["edges"]["below"] == {
+        "down": [[f"edge {cell} send"] for cell in range(5)],
+        "up": [[f"edge {cell} receive"] for cell in range(5)],
+    }
+    assert layout["routes"]["up"] == [[f"cell {cell} up", "server up"] for cell in range(5)]
+
+
 def test_the_audit_sees_more_than_an_edge_server_can_send(tmp_path: Path) -> None:
     run(by_hand(), tmp_path / "run")
     path = tmp_path / "run" / "network.json"

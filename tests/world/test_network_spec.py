@@ -246,6 +246,26 @@ class TestLatencies:
             "edges": pytest.approx([0.04]),
         }
 
+    def test_places_without_devices_change_nothing(self, tmp_path: Path) -> None:
+        graph = random_tree(5, is_directed=False)
+        file = write(tmp_path, networkx.node_link_data(graph, edges="edges"))
+        places = [f"n{number}" for number in range(1, 8)]
+        section = {"kind": "graph", "file": file, "server": "hub", "hosts": ["n4"]}
+        section |= {"edge": {"nodes": places}, "device": {"latency": "3 ms"}}
+        network = build(section | {"attach": places}, devices=3)
+        used = build(section | {"attach": places[:3]}, devices=3)
+        assert network.latencies.tolist() == used.latencies.tolist()
+        assert network.near_latencies().tolist() == used.near_latencies().tolist()
+        whole = network.layout()
+        part = used.layout()
+        assert whole is not None
+        assert part is not None
+        assert whole["routes"]["up"][:3] == part["routes"]["up"]
+        assert whole["edges"]["below"]["down"][:3] == part["edges"]["below"]["down"]
+        assert whole["delays"]["places"] == pytest.approx(
+            [way_s(graph, place, "hub") for place in places], abs=2e-9
+        )
+
     def test_without_latencies_nothing_changes(self, tmp_path: Path) -> None:
         network = build(graph_section(write(tmp_path, metro())))
         assert "delays" not in (network.layout() or {})

@@ -71,7 +71,7 @@ class Target(NamedTuple):
             summary: summary of a run, which states this for metrics other than the accuracy.
         """
         metrics = {"accuracy": {"best_is": "most"}, **summary.get("metrics", {})}
-        return metrics.get(self.metric, {}).get("best_is") == "most"
+        return bool(metrics.get(self.metric, {}).get("best_is") == "most")
 
 
 def costs_until_target(

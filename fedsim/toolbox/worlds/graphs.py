@@ -6,7 +6,7 @@ Routes have the fewest hops.
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -56,6 +56,16 @@ class EdgeServers:
     send: Sequence[float]
     latency: float
     of: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+
+class _RouteEnd(NamedTuple):
+    """End of a route: a node of the graph, and the index of the edge server there.
+
+    The index is None if the route ends at a device, a host or the server.
+    """
+
+    node: Hashable
+    edge: int | None = None
 
 
 class Graph(Network):
@@ -130,32 +140,27 @@ class Graph(Network):
             latencies = self._own_latency
             if edges is not None:
                 latencies = latencies + self._edge_latency[edge_of_devices]
-            delays_to_server = self._delays(len(latencies), lambda _: SERVER)
+            delays_to_server = self._delays(delay_s, [server] * len(places))
             self.latencies = in_ticks(latencies + delays_to_server)
 
-    def _delays(self, devices: int, endpoint_of: Callable[[int], int]) -> Floats:
-        """Return the latency of the route between each device and an endpoint of the network (s).
+    def _delays(
+        self, delay_s: Callable[[Hashable, Hashable], float], nodes: Sequence[Hashable]
+    ) -> Floats:
+        """Return the latency of a route from each device (s), float64 [devices].
 
         Args:
-            devices: count of devices.
-            endpoint_of: returns, for the index of the node to which a device is attached, the
-                index of the endpoint, which is the server, an edge server or a host.
-
-        Returns:
-            float64 [devices].
+            delay_s: returns the latency of the route from one node to another (s).
+            nodes: the other end of the route, for each node to which devices are attached.
         """
-        delays = [self._route_s(place, endpoint_of(place)) for place in range(len(self._places))]
-        place_of_device = np.arange(devices) % len(delays)
+        delays = [delay_s(place, node) for place, node in zip(self._places, nodes, strict=True)]
+        place_of_device = np.arange(self.devices) % len(delays)
         return np.array(delays)[place_of_device]
 
     def near_latencies(self, devices: slice = ALL) -> Floats:
         if self._delay_s is None or self._edges is None:
             return super().near_latencies(devices)
-        edge_of = self._edges.of
-        # the endpoints after the devices are the edge servers
-        delays = self._delays(
-            len(self._own_latency), lambda place: self.devices + edge_of.item(place)
-        )
+        edge_nodes = [self._edges.nodes[edge] for edge in self._edges.of.tolist()]
+        delays = self._delays(self._delay_s, edge_nodes)
         return in_ticks((self._own_latency + delays)[devices])
 
     def _route_s(self, source: int, destination: int) -> float:
@@ -189,56 +194,62 @@ class Graph(Network):
         """
         if not self.has_layout:
             return None
-        places = range(len(self._places))
         capacities: dict[str, float | None] = {}
         for name, capacity in self.links.items():
             capacities[name] = None if math.isinf(capacity) else capacity
+        server = _RouteEnd(self._server)
+        places = [_RouteEnd(node) for node in self._places]
         layout: dict[str, Any] = {
             "links": capacities,
-            "routes": self._routes((place, SERVER) for place in places),
+            "routes": self._routes((place, server) for place in places),
         }
-        # endpoints are numbered: a place like the first device at it, edge servers after all devices
-        edge_servers = range(self.devices, self.devices + len(self._edge_latency))
+        edge_servers: list[_RouteEnd] = []
         if self._edges is not None:
+            edge_servers = [_RouteEnd(node, edge) for edge, node in enumerate(self._edges.nodes)]
             edge_of: list[int] = self._edges.of.tolist()
-            below = [(place, self.devices + edge) for place, edge in enumerate(edge_of)]
+            below = [
+                (place, edge_servers[edge]) for place, edge in zip(places, edge_of, strict=True)
+            ]
             layout["edges"] = {
                 "of": edge_of,
                 "latency": self._edges.latency,
                 "below": self._routes(below),
-                "above": self._routes((edge_server, SERVER) for edge_server in edge_servers),
+                "above": self._routes((edge_server, server) for edge_server in edge_servers),
             }
         if self._delay_s is not None:
             layout["delays"] = {
-                "places": [self._route_s(place, SERVER) for place in places],
-                "edges": [self._route_s(edge_server, SERVER) for edge_server in edge_servers],
+                "places": [self._delay_s(place.node, self._server) for place in places],
+                "edges": [self._delay_s(edge.node, self._server) for edge in edge_servers],
             }
         return layout
 
-    def _routes(self, pairs: Iterable[tuple[int, int]]) -> dict[str, list[list[str]]]:
-        """Return the names of the links on the routes between pairs of endpoints, by direction.
+    def _routes(self, pairs: Iterable[tuple[_RouteEnd, _RouteEnd]]) -> dict[str, list[list[str]]]:
+        """Return the names of the links on routes, by direction.
 
         Args:
-            pairs: (endpoint farther from the server, endpoint nearer to the server).
+            pairs: (end farther from the server, end nearer to the server) of each route.
 
         Returns:
-            ``down``: for each pair the links to the farther endpoint; ``up``: the links from it.
+            ``down``: for each pair the links to the farther end; ``up``: the links from it.
         """
         down = []
         up = []
         for far, near in pairs:
-            down.append(self.route(near, far))
-            up.append(self.route(far, near))
+            down.append(self._links_between(near, far))
+            up.append(self._links_between(far, near))
         return {"down": down, "up": up}
 
     def route(self, source: int, destination: int) -> list[str]:
-        links = list(self._path(self._node(source), self._node(destination)))
-        sender = self.edge_at(source)
-        receiver = self.edge_at(destination)
-        if sender is not None:
-            links.insert(0, f"edge {sender} send")
-        if receiver is not None:
-            links.append(f"edge {receiver} receive")
+        sender = _RouteEnd(self._node(source), self.edge_at(source))
+        receiver = _RouteEnd(self._node(destination), self.edge_at(destination))
+        return self._links_between(sender, receiver)
+
+    def _links_between(self, sender: _RouteEnd, receiver: _RouteEnd) -> list[str]:
+        links = list(self._path(sender.node, receiver.node))
+        if sender.edge is not None:
+            links.insert(0, f"edge {sender.edge} send")
+        if receiver.edge is not None:
+            links.append(f"edge {receiver.edge} receive")
         return links
 
     def _node(self, endpoint: int) -> Hashable:
