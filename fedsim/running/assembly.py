@@ -131,8 +131,8 @@ class Run:
         Args:
             by: the way in which the smaller model is cut out of the whole one: ``width``, ``rank``
                 or ``adapters``.
-            size: share of channels (0..1) for ``width``, rank of the adapters for ``rank``, and 1
-                for ``adapters``.
+            size: share of channels (0..1) for ``width``; rank of the adapters for ``rank`` and
+                ``adapters``.
         """
         smaller = self.scenario.model.cut(by, size)
         return smaller.flops(*self._shape_and_classes) / self.learner.flops_per_sample
