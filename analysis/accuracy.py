@@ -75,8 +75,9 @@ class CurveAxis(NamedTuple):
 def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Draw test accuracy and metrics against rounds, simulated time, and bytes moved until then.
 
-    A single run has marks of data shifts, arrivals, departures and reached deadlines, and a
-    second axis for the privacy loss (epsilon). A run without evaluation has a legend entry only.
+    A single run has marks of data shifts, of arrivals and departures of devices, and of rounds that
+    ended at their deadline, and a second axis for the privacy loss (epsilon) if there is one. Of a
+    run without tests, only the legend's entry is drawn.
 
     Args:
         runs: the runs.
@@ -129,7 +130,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
         series: the same runs as series; by default one series per scenario.
 
     Raises:
-        NothingToDrawError: no scenario has several runs, or no round was evaluated.
+        NothingToDrawError: no series has several runs, or no round was evaluated.
     """
     if series is None:
         series = group_by_scenario(runs)
@@ -185,7 +186,8 @@ def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
 
     Returns:
         A list of curves per series. A curve has a row per evaluated round, with the columns
-        ``rounds`` (aggregated so far), ``time`` (s), ``bytes``, ``value`` and ``epsilon``.
+        ``rounds`` (ended so far), ``time`` (s), ``bytes`` (moved so far), ``value`` (of the
+        measure) and ``epsilon`` (privacy loss so far).
 
     Raises:
         NothingToDrawError: no round was evaluated.

@@ -68,9 +68,10 @@ class ReportedGrouping:
 def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
     """Read every grouping of devices by data size in a run, in order of time.
 
-    A device reports its count of samples in a task outside of rounds, and after a split of its data
-    the size of the largest part. Each grouping has the sizes reported so far, except for devices
-    whose task was lost, that left, or that ran flat. Tiers by latency are skipped.
+    A device reports its count of samples in a task outside of rounds. When it has split its data
+    into parts (CATA-Fed), it reports the size of the largest part. Each grouping has the sizes
+    reported so far. If a task of a device is lost, the device is left out until it reports again.
+    Tiers by latency (``tiers_from``) are skipped, as they do not depend on sizes.
     """
     by_latency = run.scenario.get("strategy", {}).get("tiers_from") == "latency"
     table = run.table(DEVICES).select(["device", "samples"])

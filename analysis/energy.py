@@ -64,10 +64,12 @@ class _EnergyBar(NamedTuple):
 
 @style.styled
 def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Draw the energy of devices and of the server's side by phase, with the wasted share.
+    """Draw the energy that devices and the server's side have used, as a bar for each series.
 
-    A bar is the mean over the runs of a series, with a line over their range. Runs without
-    energy are left out.
+    A bar is stacked by phase of the devices, such as training, and by part of the server's side. A
+    bar is the mean over the runs of a series, with a line over their range. Texts beside bars have
+    the sum, the wasted share of the devices' energy, and the carbon emissions if counted. Runs
+    without energy are left out.
 
     Args:
         runs: the runs.
@@ -175,8 +177,8 @@ def _carbon_in_words(summaries: Sequence[RecordData]) -> str:
 def draw_batteries(run: RunFolder) -> Figure:
     """Draw battery levels of a few devices over time, and when they worked and ran flat.
 
-    The range of each battery's axis suits its levels. The devices that ran flat most often are
-    drawn first, then the devices with the most tasks.
+    The range of each battery's axis suits its levels. The devices are those that ran flat most
+    often and, among equals, those with the most tasks. They are drawn in the order of their IDs.
 
     Raises:
         NothingToDrawError: the run has no records of batteries.

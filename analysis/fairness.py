@@ -34,9 +34,11 @@ _FAILED = "not valid: slow, late, lost or unfinished"
 
 @style.styled
 def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Draw Jain's index and waiting times over the run, and selections by device and group.
+    """Draw how evenly devices were selected over the run, and selections by device and group.
 
-    Runs with very different numbers of rounds are drawn over simulated time.
+    The measures are Jain's index of the devices' counts of selections, which is 1 if all counts are
+    equal, and the devices' waiting times since their last selections. They are drawn over rounds,
+    or over simulated time if a run has more than three times the rounds of another.
 
     Args:
         runs: the runs.

@@ -276,7 +276,8 @@ class TreeCluster:
         members: count of members at its creation; of a root, at its split.
         split_round: count of rounds that had ended at its split, including the round of the
             split; None if it was not split.
-        description: text with round, time and norms of its split.
+        description: text with round and time of its split, and the norms that caused the split: of
+            the mean update, and of the longest one.
         children: clusters into which it was split.
     """
 
@@ -344,8 +345,9 @@ def draw_split_tree(run: RunFolder) -> Figure:
     """Draw the tree of clusters over the rounds, from each cluster's creation to its split.
 
     The splits are CFL's bipartitions (Sattler et al. 2020). A line's width grows with the
-    cluster's members; leaves have their last accuracy. The legend has the round, time and the two
-    deciding norms of each numbered split.
+    cluster's members; leaves have their last accuracy. The legend has the round and time of each
+    numbered split, and the norms that caused it: of the cluster's mean update, and of its longest
+    update. A tree with more than twelve leaves has no numbers and no legend.
 
     Raises:
         NothingToDrawError: no cluster is split.

@@ -83,8 +83,7 @@ def trained_rounds(history: History) -> list[int]:
 def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
     """Return the tasks of some rounds as a DataFrame, one row per task.
 
-    Times are in seconds since the round's start. The time of a step that the device did not reach
-    is NaN.
+    Times are in seconds since the round's start. The time of an event that did not happen is NaN.
 
     Args:
         history: the run's records.
@@ -93,23 +92,28 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
     Returns:
         Columns:
 
-        - ``task``, ``round``, ``device``, ``group`` (NaN for none);
+        - ``task``, ``round``, ``device``, ``group``: IDs, and the index of the round; ``group`` is
+          NaN without a group;
         - ``outcome``: one of ``OUTCOMES``;
         - ``prepares``: whether the task trains no model of the round, as pre-training does;
         - ``counts``: whether the task counts as a client of the round; False if it ``prepares`` and
           was successful;
-        - ``samples``, ``part``: samples to train on; the number of the part of the device's data
-          from 1 on, or 0 for undivided data;
-        - ``splits``: whether the device split its data after this task;
-        - ``downloads``: start and end of each download;
-        - ``trainings``: start of each training, and the ends of its epochs;
-        - ``epoch_ends``, ``epochs``: ends of all epochs, and the number of epochs that counted;
-        - ``begun``, ``done``, ``train_end``: start of the first training, end of the last whole
-          epoch, end of the last training;
-        - ``sends``, ``answered``, ``cut``: start of the upload, its end if it was complete, and its
-          end if it was cut off;
-        - ``limit``, ``deadline``, ``ended``: the deadline of the training, the deadline of the
-          round, and the end of the task.
+        - ``samples``: count of samples to train on;
+        - ``part``: number of the part of the device's data, from 1; 0 for undivided data;
+        - ``splits``: whether the device reported in this round that it has split its data;
+        - ``downloads``: list of start and end of each download;
+        - ``trainings``: list of start and ends of epochs of each training;
+        - ``epoch_ends``: list of ends of the epochs of all trainings;
+        - ``epochs``: count of epochs in the update;
+        - ``begun``: start of the first training;
+        - ``done``: end of the last whole epoch, or ``begun`` if there is none;
+        - ``train_end``: end of the last training;
+        - ``sends``: start of the upload;
+        - ``answered``: end of the upload if it was complete;
+        - ``cut``: end of the upload if it was cut off;
+        - ``limit``: deadline of the training, if the round limits trainings;
+        - ``deadline``: deadline of the round, if a training has begun;
+        - ``ended``: end of the task.
     """
     attempts = Attempts(Activities(history))
     selection = frozenset(rounds)

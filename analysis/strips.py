@@ -44,8 +44,8 @@ _COLOURS = {"down": palette.STEPS["download"], "up": palette.STEPS["upload"]}
 def capacity(run: RunFolder) -> dict[str, float | None]:
     """Return the capacity of the server's link by direction, ``down`` and ``up`` (bytes/s).
 
-    The value is None if the link is unlimited in this direction, or if the scenario gives no
-    number.
+    The value is None if the link is unlimited in this direction, or if the scenario has no number
+    for it.
     """
     server = run.scenario.get("network", {}).get("server", {})
     limits: dict[str, float | None] = {}
@@ -60,7 +60,7 @@ def capacity(run: RunFolder) -> dict[str, float | None]:
 
 
 def concurrency(spans: Sequence[TimeSpan]) -> Curve:
-    """Return the count of spans that have started and not ended, as a step function of time."""
+    """Return how many of the spans are going on at each time, as a step function of time."""
     starts = [span.start for span in spans]
     ends = [span.end for span in spans]
     return running_sum(np.array(starts + ends), np.repeat([1.0, -1.0], len(spans)))
@@ -108,7 +108,9 @@ def _draw_area(axes: Axes, view: View, top: Floats, base: Floats, gid: str, colo
 
 
 def draw_load(axes: Axes, view: View) -> list[Artist]:
-    """Draw the load of the server's link, or of the messages of devices if no server takes part.
+    """Draw the bytes per second on the server's link over time, by direction.
+
+    If the run has no server, the bytes per second of all messages between devices are drawn.
 
     Args:
         axes: the panel.

@@ -57,7 +57,9 @@ _TARGET: palette.Look = {"color": palette.GREY, "linewidth": 0.7, "linestyle": (
 
 @dataclass(frozen=True)
 class BytesToTarget:
-    """Bytes that one run moved until a test reached the target.
+    """Bytes that one run moved until a test reached the target of the figure.
+
+    The target is a value of the accuracy or of another metric (``Communication.target``).
 
     Attributes:
         seed: seed of the run.
@@ -130,13 +132,14 @@ class CommunicationLine:
 
 @dataclass(frozen=True)
 class Communication:
-    """Bytes until a target that all lines (variants) of a figure have moved.
+    """Bytes that the runs of a figure moved until a test reached a target, by line.
 
-    ``measure_communication`` computes them, and ``draw_communication`` draws them.
+    A line is a variant or scenario with its runs over seeds. ``measure_communication`` computes the
+    bytes, and ``draw_communication`` draws them.
 
     Attributes:
         target: the accuracy, or the metric's value, that a test has to reach.
-        lines: the bytes of each line.
+        lines: each line with the bytes of its runs.
     """
 
     target: Target

@@ -163,8 +163,9 @@ def write_figures(
             or values of its grid); by default all.
         width: width of each figure (inches).
         formats: endings out of ``FORMATS``.
-        target: target of the communication cost; by default the highest target that all runs reach,
-            out of the targets that the studies declare or else usual accuracies.
+        target: target up to which the bytes are counted for the figure of communication cost. By
+            default it is the hardest target that all runs reach, or else that any run reaches, out
+            of the targets that the studies declare, or else of usual accuracies.
         rounds: indices of the rounds that the figure ``rounds`` draws.
 
     Returns:

@@ -124,7 +124,7 @@ def refuse_too_many(figure: str, series: Sequence[Series], most: int) -> None:
 
 
 def attempts_of(run: RunFolder) -> Attempts:
-    """Return the tasks of a run, each with its outcome, and among them each round's clients."""
+    """Return the tasks of a run, each with its outcome (``all``), and by round (``clients``)."""
     return Attempts(Activities(History(run)))
 
 

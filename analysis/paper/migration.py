@@ -124,7 +124,7 @@ class MigrationLine:
 def event_times(attempts: Attempts) -> dict[str, Floats]:
     """Return the times (s) of a run's events by kind (``EVENTS``), ascending.
 
-    A move is an assignment from one group to another, but not because a whole group was split. The
+    A move is a device's change from one group to another, unless its whole group was split. The
     time of a pre-training is its start.
     """
     history = attempts.history
@@ -144,10 +144,12 @@ def event_times(attempts: Attempts) -> dict[str, Floats]:
 
 
 def measure_migration(series: Series) -> MigrationLine:
-    """Return the cumulative counts of shifts and moves of a line, and its devices in groups.
+    """Return counts of data shifts, and of devices' moves between groups, over time.
+
+    The result also has the counts of present devices and of devices in groups.
 
     Args:
-        series: runs of one scenario.
+        series: the runs of a line of the figure: a variant or scenario with its runs over seeds.
 
     Raises:
         NothingToDrawError: a run never puts a device into a group.

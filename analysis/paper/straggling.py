@@ -57,8 +57,8 @@ class StragglingPoint:
         first: index of the first round.
         last: index of the last round.
         clients: count of clients, over all seeds.
-        shares: outcome -> share of the clients (0..1), as mean and range over seeds. Seeds without
-            clients in these rounds are left out.
+        shares: outcome (``StragglingLine``) -> share of the clients (0..1), as mean and range over
+            seeds. Seeds without clients in these rounds are left out.
     """
 
     first: int
@@ -69,9 +69,11 @@ class StragglingPoint:
 
 @dataclass(frozen=True)
 class StragglingLine:
-    """Shares of clients by outcome (valid, slow, late, lost) in the runs of one line of a figure.
+    """Shares of clients by outcome in the runs of one line of a figure.
 
-    A line is a variant or scenario with its runs over seeds.
+    A line is a variant or scenario with its runs over seeds. Outcomes are ``valid``, ``slow`` (the
+    client answered without a finished epoch), ``late`` (the server ended its task, or its memory
+    was too small) and ``lost`` (the device disconnected).
 
     Attributes:
         name: name of the line.
@@ -217,10 +219,10 @@ def _shares(totals: Sequence[Counter[str]]) -> dict[str, Spread]:
 
 @styled
 def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
-    """Draw shares of clients that were valid, slow, late and lost, by round.
+    """Draw shares of clients by outcome (valid, slow, late, lost: ``StragglingLine``) by round.
 
-    Each line has a stack of panels, one for each range of the vertical axis. Curves are means over
-    seeds, bands go from the lowest to the highest seed.
+    Each line has a stack of panels, one for each range of the vertical axis that has curves. Curves
+    are means over seeds, bands go from the lowest to the highest seed.
 
     Args:
         series: the lines; a line is a variant or scenario with its runs over seeds.

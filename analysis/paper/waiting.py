@@ -114,8 +114,9 @@ class Awaited:
 
     Attributes:
         device: ID of the device.
-        rounds: count of rounds that it ended, alone or with others.
-        share: share (0..1) of the run's waiting; devices that end together share it.
+        rounds: count of rounds in which it was the slowest client, alone or together with others.
+        share: share (0..1) of the run's waiting that was for this device. The waiting for several
+            devices that end together is divided equally among them.
     """
 
     device: int

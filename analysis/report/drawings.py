@@ -61,14 +61,15 @@ def draw_series(
     is_comparison: bool,
     omitted: str = "",
 ) -> Iterator[Markup]:
-    """Yield the pictures that compare several runs, each folded: a click on its heading shows it.
+    """Yield pictures that may show several runs, each folded: a click on its heading shows it.
 
-    Pictures of means over seeds show all series, other pictures the runs in ``single_run_series``.
-    On a page of a single run, these pictures show that run alone.
+    On a page of several runs, the pictures compare the runs. Pictures of means over seeds show
+    ``series``, other pictures ``single_run_series``. On a page of a single run, the same kinds of
+    pictures show this run.
 
     Args:
-        single_run_series: some runs, each a series of one run.
-        series: all runs.
+        single_run_series: the runs for pictures without means, each a series of one run.
+        series: all runs, each series with the runs of one variant or scenario over seeds.
         is_comparison: whether the report has several runs.
         omitted: name of a picture to skip.
     """

@@ -21,7 +21,7 @@ def find_in_series(all_series: Sequence[Series], *, is_over: bool) -> str | None
 
     Args:
         all_series: the variants or scenarios, each with its runs.
-        is_over: whether all planned runs are done.
+        is_over: whether all planned runs are done; otherwise the sentence ends with "so far".
     """
     shares: list[tuple[float, str]] = []
     for series in all_series:

@@ -37,7 +37,10 @@ class Clients:
     - It has *joined* if the time of its arrival is over, even if it has left since (``joined``).
     - It is *reachable* if it is available now, with or without a task (``reachable``).
     - It is *idle* if it is reachable and has no task whose end the server does not know yet
-      (``idle``, ``idle_devices``). ``Server.ask`` accepts idle devices alone.
+      (``idle``, ``idle_devices``).
+
+    A strategy asks idle devices. ``Server.ask`` refuses a device with a running task, and the task
+    of a device that is not reachable is lost at once.
 
     ``exists``, ``joined``, ``idle``, ``await_return`` and ``look_for_shift`` take the ID of one
     device; ``reachable``, ``idle_devices`` and ``sample`` return lists of IDs.
@@ -52,7 +55,7 @@ class Clients:
         self.count = count
 
     def idle_devices(self) -> list[int]:
-        """Return the idle devices, which ``Server.ask`` accepts.
+        """Return the idle devices, which the server can ask now.
 
         The call looks at every device: O(population).
 
@@ -175,7 +178,7 @@ class Clients:
         return any(self._can_return(device) for device in newcomers)
 
     def idle(self, device: int) -> bool:
-        """Return whether a device is idle, so that ``Server.ask`` accepts it now.
+        """Return whether a device is idle, so that the server can ask it now.
 
         Args:
             device: ID of a device.
@@ -219,11 +222,11 @@ class Clients:
         return when < math.inf
 
     async def look_for_shift(self, device: int) -> None:
-        """Request again a device's message about its changed data (``Client.on_shift``).
+        """Make a device send its message about changed data again (``Client.on_shift``).
 
-        Use this method if the strategy could not use the message when it arrived. If the data
-        differ from the data of the device's last task, ``Strategy.on_shift`` is awaited before this
-        method returns.
+        Use this method if the strategy could not use the message when it arrived. The message is
+        sent only if the data differ from the data of the device's last task. ``Strategy.on_shift``
+        then receives it before this method returns.
 
         Args:
             device: ID of a device.

@@ -233,10 +233,11 @@ class Codec(Spec):
     def for_added_up(self) -> "Codec":
         """Variant of this codec for contents that device and server each add up over rounds.
 
-        ``Traits.accumulated_contents`` names such contents, for example the update in FedDyn. The
-        variant encodes as with error feedback, because the errors of all rounds would add up too.
-        The device stores no residual: what encoding leaves out of a content is part of the
-        device's next content anyway. By default the variant is this codec itself.
+        ``Traits.accumulated_contents`` names such contents, for example the update in FedDyn.
+        Without correction, the encoding errors of all rounds would add up too. The variant
+        therefore encodes in the way of a codec with error feedback. Yet the device stores no
+        residual, because what encoding leaves out of one content is part of the device's next
+        content anyway. By default the variant is this codec itself.
         """
         return self
 
@@ -359,9 +360,9 @@ class Plain(Codec):
     """Values arrive unchanged, in float32; only their size follows ``dtype`` or ``size``.
 
     Attributes:
-        dtype: number format.
-        size: size of a whole model, for compressed messages; None: the size in the format
-            ``dtype``.
+        dtype: number format that determines the bytes of a parameter in a message.
+        size: size of a whole model in a message (bytes), such as that of a compressed one; None:
+            the size in the format ``dtype``.
     """
 
     kind: Literal["plain"] = "plain"

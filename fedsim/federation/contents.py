@@ -96,10 +96,12 @@ class Lazy:
 class Partial:
     """Content with some tensors of a model; the receiver has the others already.
 
+    The receiver gets a whole model, made of the sent tensors and of the tensors that it has.
+
     Attributes:
-        model: the model whose tensors are sent.
-        rest: the model from which the receiver takes the other tensors, which cost no bytes;
-            ``model`` itself if the receiver already has the other tensors of ``model``.
+        model: the model of which some tensors are sent.
+        rest: the model of which the receiver has the other tensors, which cost no bytes. It is
+            ``model`` itself if these tensors are equal to those of ``model``.
         places: ranges of the parameters that are sent: pairs (begin, end) of positions in the array
             of all parameters of the model, ascending.
     """

@@ -28,12 +28,13 @@ def linear_combination(
 ) -> Ref:
     """Return the sum of models, each times its coefficient.
 
-    Unlike ``Learner.mix``, it also counts models that are not finite.
+    ``Learner.mix`` leaves out models that are not finite; this function leaves out none.
 
     Args:
         learner: names and computes models.
         parts: pairs of a model and its coefficient.
-        otherwise: the result if a model is not finite; None: the result is not finite.
+        otherwise: the model that replaces the sum if a model is not finite; None: the sum, which
+            is then not finite either.
     """
     models = [model for model, _ in parts]
     coefficients = [coefficient for _, coefficient in parts]
@@ -264,7 +265,7 @@ class DevicesState(TypedDict):
         states: device -> its ``Device.state``.
         used_versions: device -> version of its data in its last computation; each shift of a
             device's data makes a new version.
-        initial: index of the draw -> initial model.
+        initial: index of an initialisation (``Device.initial``) -> the model.
         residuals: device -> name of a content -> residual, the part of the last message that its
             encoding has left out.
         with_base: IDs of the devices that have received the model's frozen tensors, ascending.
@@ -280,7 +281,7 @@ class DevicesState(TypedDict):
 
 
 class Devices:
-    """Data, states and clocks of all devices, which their ``Device`` objects read.
+    """Data and states of all devices, and the clock, which their ``Device`` objects read.
 
     Args:
         population: the devices.
@@ -300,7 +301,7 @@ class Devices:
         used_versions: device -> version of its data in its last computation for a task. A version
             is an index from 0, as each shift of data makes a new version. A device without an entry
             has used version 0.
-        initial: index of the draw -> initial model.
+        initial: index of an initialisation (``Device.initial``) -> the model.
         residuals: device -> name of a content -> residual, the part of the last message that its
             encoding has left out.
         with_base: IDs of the devices that have received the model's frozen tensors.

@@ -77,7 +77,7 @@ class Dispatch:
     Attributes:
         computations: the server's computations.
         timers: the strategy's timers.
-        updates: the received updates that no record of an aggregation has named.
+        updates: the received updates that no record ``aggregate`` has listed.
         lost_tasks: the lost tasks that the server has not noticed yet.
         notices: notices about single devices.
         edge_channel: messages to and from edge servers.
@@ -213,15 +213,14 @@ class Dispatch:
         return task.id
 
     def end(self, task: int, cause: Cause) -> None:
-        """End a running task before it is done; no effect on a task that has ended.
+        """End a running task before it is done; ``Server.end`` calls this method.
 
-        ``Server.end`` calls it. If the device was lost and the server has not noticed it yet, the
-        task has ended already and remains recorded as lost; the strategy is then notified of the
-        loss at once.
+        If the task was lost and the server has not noticed the loss yet, the strategy is notified
+        of the loss at once. There is no effect on any other task that has ended.
 
         Args:
             task: ID of the task.
-            cause: the outcome of a task that is still running, such as ``late``.
+            cause: the outcome that a running task gets, such as ``late``.
         """
         if task in self.lost_tasks.unnoticed:
             self.lost_tasks.notice(task)
@@ -265,14 +264,20 @@ class Dispatch:
     def on_switched_on(self, device: int) -> None:
         """Notify the strategy about a device that is switched on again.
 
-        The strategy is notified of the device's lost tasks, and of returns, arrivals and data
-        shifts of the device whose notices have waited.
+        The strategy is notified of the device's lost tasks (``Strategy.on_task_end``) at once.
+        Notices that were postponed while the device was switched off follow as soon as the device
+        can be reached. A notice says that the device can be reached again, for which the strategy
+        has called ``Clients.await_return`` (``on_return``), that the device is new (``on_arrival``)
+        or that its data have shifted (``on_shift``).
         """
         self.lost_tasks.on_switched_on(device)
         self.notices.on_switched_on(device)
 
     def snapshot(self) -> DispatchState:
-        """Return the state that a checkpoint saves; the clock saves times of timers and notices."""
+        """Return the state that a checkpoint saves.
+
+        The clock saves the times of timers, and of notices about devices (``Notices``).
+        """
         return {
             "busy_until": self.computations.busy_until,
             "timers": self.timers.snapshot(),
@@ -285,7 +290,10 @@ class Dispatch:
         }
 
     def restore(self, state: DispatchState) -> None:
-        """Set the state that ``snapshot`` returned; the clock sets timers and notices again."""
+        """Set the state that ``snapshot`` returned.
+
+        The clock sets the timers again, and the alarms of notices about devices (``Notices``).
+        """
         self.computations.busy_until = state["busy_until"]
         self.timers.restore(state["timers"])
         self.updates.restore(state["updates"])

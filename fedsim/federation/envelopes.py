@@ -89,14 +89,18 @@ class Envelopes:
     def request(
         self, device: int, contents: Contents, job: str, round_number: int | None
     ) -> Request:
-        """Build the request for a job: steps that deliver it, and context of the device's task.
+        """Build the server's request to a device, with which a task of the device begins.
 
         Args:
             device: ID of the device.
             contents: the contents by name, as the strategy's server code has passed them to
                 ``Server.ask``.
-            job: name of the job.
+            job: name of what the device is asked to do, such as ``train``.
             round_number: the round for which the device works; None for none.
+
+        Returns:
+            The steps of the task in which the device downloads and decodes the request, and the
+            task's context.
 
         Raises:
             SimulationError: contents that cannot be sent.

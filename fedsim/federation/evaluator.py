@@ -65,7 +65,7 @@ def _with_starts(updates: Sequence[Measured]) -> list[tuple[Ref, Ref]]:
 
 
 class Evaluator:
-    """Tests a strategy's models at the ends of rounds, when ``[evaluation]`` says that one is due.
+    """Tests a strategy's models after the rounds for which ``[evaluation]`` has a test.
 
     Tests take no simulated time.
 
@@ -460,7 +460,8 @@ class Evaluator:
         Args:
             models: the strategy's models.
             round_number: the round, on which the orders of the samples depend.
-            strategy_default: definition of accuracy by the strategy (``Strategy.score``).
+            strategy_default: the strategy's definition of accuracy (``Strategy.score``), used if
+                ``evaluation.score`` is None.
 
         Returns:
             The accuracy, 0 to 1; None if the count of epochs is 0, or without learning.

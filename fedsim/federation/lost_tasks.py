@@ -36,10 +36,10 @@ class LostTasks:
         simulation.env.declare_alarm("notice", self._set_alarm)
 
     def add(self, end: TaskEnd) -> None:
-        """Set the time at which the server notices a lost task.
+        """Store a lost task, and set the time at which the server notices the loss.
 
         Args:
-            end: the end of the task.
+            end: the end of the task, of which the strategy is notified at that time.
         """
         self.unnoticed[end.task] = end
         now = self._simulation.now

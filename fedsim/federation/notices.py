@@ -29,6 +29,9 @@ class NoticeKind(Enum):
 class Notices:
     """Delivers notices about a device as soon as the device can be reached.
 
+    A notice is a call of ``Strategy.on_return``, of ``Strategy.on_arrival``, or of
+    ``Strategy.on_shift`` with the device's message about its changed data.
+
     Args:
         simulation: the clock.
         devices: the devices as their own code sees them.
@@ -61,7 +64,8 @@ class Notices:
     def notify(self, kind: NoticeKind, device: int) -> None:
         """Notify the strategy now, or as soon as the device is switched on and can be reached.
 
-        There is no notice if the device can never be reached again.
+        ``Notices`` says which method of the strategy is called. There is no call if the device can
+        never be reached again.
 
         Args:
             kind: kind of the notice.
@@ -118,7 +122,8 @@ class Notices:
     def snapshot(self) -> list[tuple[str, int]]:
         """Return kind and device of each postponed notice, which a checkpoint saves.
 
-        Notices that are due at a known time are alarms, which the clock saves.
+        A notice is postponed while a process of the world, such as an outage, has switched the
+        device off. Any other notice has a known time; the clock saves it as an alarm.
         """
         return [(kind.value, device) for kind, device in self.postponed]
 

@@ -74,8 +74,9 @@ class LocalTrainings:
     def adapt_step(self, task: Task, step: TaskStep) -> TaskStep:
         """Return a training with the learning rate, batch size and SGD steps of its device.
 
-        A count of SGD steps replaces one epoch in mini-batches. Trainings of several epochs, and of
-        one batch of all samples, keep their epochs.
+        If the device has a count of SGD steps, a training of one epoch in mini-batches becomes a
+        training of so many steps. A training of several epochs, or with all samples in one batch,
+        keeps its epochs.
 
         Args:
             task: the task of the device.

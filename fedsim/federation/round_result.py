@@ -13,10 +13,11 @@ class Measured(NamedTuple):
     """Aggregated update, an item of the argument ``updates`` of ``Server.finish_round``.
 
     Attributes:
-        update: the received model (``message["update"]``), by which the task is found.
+        update: the received model (``message["update"]``). A record ``aggregate`` of
+            ``finish_round`` names the task that has sent this model.
         weight: weight of the update in the mean of the training losses, such as its count of
-            samples. If ``finish_round`` records the aggregation, it records this weight divided by
-            the sum of the weights.
+            samples. A record ``aggregate`` of ``finish_round`` has this weight, divided by the sum
+            of the weights of the updates that the record lists.
         start: the model from which the update was trained; None if unknown.
         center: the model into which the update was aggregated; None if unknown. The distance of
             ``update`` from ``center`` is the discrepancy of FlexCFL, as in its published figures;

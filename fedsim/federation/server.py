@@ -82,7 +82,7 @@ class Server:
 
     @property
     def computing(self) -> bool:
-        """Whether the server still computes; always False without ``[server] speed``."""
+        """Whether the server is still busy with ``compute``; False without ``[server] speed``."""
         return self._computations.busy_until > self.now
 
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
@@ -92,10 +92,12 @@ class Server:
         method for their own operations.
 
         Args:
-            what: ``mix``, ``products``, ``distances``, ``k-means``, ``linkage``, ``medoids`` or
-                ``absolute differences``.
+            what: ``mix`` (a linear combination), ``products`` (inner products of all pairs),
+                ``distances`` (of each array from m others), ``k-means``, ``linkage``
+                (agglomerative clustering), ``medoids`` (k-medoids) or ``absolute differences``
+                (MADC, the mean absolute differences of cosines, of each pair).
             n: count of models, or of other arrays.
-            d: count of numbers in each.
+            d: count of numbers in each; not used by the last three.
             m: with ``distances``, the count of arrays from which distances are computed; with
                 ``k-means`` and ``medoids``, the count of groups; not used by other operations.
 
@@ -146,17 +148,19 @@ class Server:
         continues: bool = False,
         at_edge: bool = False,
     ) -> int:
-        """Send an idle device a request; its ``Client`` object does the job and answers.
+        """Send a device a request; its ``Client`` object does the job and answers.
 
-        ``Strategy.on_task_end`` is called once when the task has ended. The task of a device that
-        is away ends as ``lost`` in this instant, and the call follows after ``server.patience``.
+        The request begins a task of the device. ``Strategy.on_task_end`` is called once when the
+        task has ended. Ask idle devices (``Clients``). The task of a device that cannot be reached
+        ends as ``lost`` in this instant. ``on_task_end`` is then called after ``server.patience``,
+        or earlier if the device is back.
 
-        A task with a ``round`` counts among the round's selected and valid tasks, and its update
-        has to be aggregated (``finish_round``). Leave ``round`` out for any other task, such as a
-        probe or a test.
+        A task with a ``round`` counts among the tasks of the round, and its update has to be
+        aggregated (``finish_round``). Leave ``round`` out for any other task, such as a probe or a
+        test.
 
         Args:
-            device: ID of a device that is idle.
+            device: ID of a device without a running task.
             contents: what is sent, by name (``Contents``). The default ``Client`` trains from
                 ``model``.
             job: name of the job, which the ``Client`` reads as ``Instruction.job``.
@@ -219,7 +223,8 @@ class Server:
 
         Args:
             task: the ID that ``ask`` returned.
-            cause: the outcome of the task, unless the task is already done.
+            cause: the outcome that the task gets. A task of a lost device keeps the outcome
+                ``lost``, and with ``late`` a step that is complete at this very time still counts.
         """
         self._dispatch.end(task, cause)
 
@@ -254,10 +259,11 @@ class Server:
     def emit(self, kind: str, **data: Any) -> None:
         """Record an event of the strategy's own, as a row of ``events.parquet``.
 
-        The kind ``aggregate`` names the tasks whose updates became a model. Its fields are
-        ``round``, ``tasks``, ``weights`` and, if updates may wait for a later aggregation,
-        ``staleness``. ``finish_round`` receives all updates of a round, and records an
-        ``aggregate`` for the updates that the strategy has not recorded itself.
+        A record of the kind ``aggregate`` says which updates were combined into a model. Its fields
+        are ``round``, ``tasks`` (the tasks that sent the updates), ``weights`` (one for each task)
+        and, if an update may be combined in a later round than its own, ``staleness`` (the
+        difference of the rounds, for each task). A strategy need not record it: ``finish_round``
+        does so for the updates that no such record has listed.
 
         Args:
             kind: name of the kind of record.
@@ -319,22 +325,28 @@ class Server:
     ) -> bool:
         """Record the end of a round with its measures, and end the run at a stop condition.
 
-        Models are measured if a test is due, which takes no simulated time.
-
-        If the strategy has not recorded the aggregation of some of ``updates`` (``emit``), this
-        method first records an ``aggregate`` with the shares of their weights. ``fedsim audit``
-        checks that every received update was aggregated once.
+        1. The records of the run must say of each received update that it was aggregated once,
+           which ``fedsim audit`` checks. For the updates in ``updates`` that the strategy has not
+           listed in a record ``aggregate`` (``emit``), this method adds one such record.
+        2. If ``[evaluation]`` has a test after this round, the models are tested, and training
+           loss and distances of the updates are measured. This takes no simulated time.
+        3. The record ``round`` is added, with these measures and ``counts``.
+        4. If a stop condition of ``[stop]`` is met, the run ends.
 
         Args:
             number: the round that has just been aggregated, from 0; each round once, ascending.
             models: the strategy's models and the devices that each serves (None: all), as
                 ``Strategy.models`` returns them.
-            updates: the aggregated updates (``Measured``), from which the record ``aggregate``, the
-                training loss and the discrepancy are computed.
+            updates: all updates that were aggregated in this round (``Measured``). Their weighted
+                mean training loss is ``train_loss`` of the round. ``discrepancy`` is their mean
+                Euclidean distance from ``Measured.center``, the model into which each was
+                aggregated, and ``discrepancy_start`` from ``Measured.start``, the model from which
+                it was trained.
             counts: counts of the round's tasks: ``selected`` (all), ``valid`` (done), ``slow``
-                (late) and ``disconnected`` (lost), either all four or none; and ``epsilon`` if
-                privacy is spent. A name of a column of ``rounds.parquet`` goes to that table. Any
-                other name is only in the record ``round``.
+                (late, or without enough memory) and ``disconnected`` (lost), either all four or
+                none; and ``epsilon``, the privacy budget spent so far, if there is one. A name of a
+                column of ``rounds.parquet`` goes to that table. Any other name is only in the
+                record ``round``.
 
         Returns:
             Whether the run goes on. If it does not, no other round begins.
@@ -373,7 +385,7 @@ class Server:
     def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
         """Record the end of a round with measures that the strategy has computed itself.
 
-        ``finish_round`` does the same with tests of the models.
+        ``finish_round`` tests the models instead, and also records which updates were aggregated.
 
         Args:
             number: the round, from 0.

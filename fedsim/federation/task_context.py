@@ -34,8 +34,8 @@ class TaskContext:
             time stands still; None before the function begins and after its end. A resumed run
             calls the function again.
         brings_base: whether the request contains the model's frozen tensors (the base model).
-        ahead: models of the task's trainings, if the trainer may stop early. These trainings are
-            computed before their simulated time passes, which depends on the batches they took.
+        ahead: models of the task's trainings, if the trainer may stop early. The simulated time of
+            such a training depends on the count of its batches, so it is computed at its begin.
     """
 
     instruction: Instruction

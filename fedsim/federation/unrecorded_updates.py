@@ -73,11 +73,12 @@ class UnrecordedUpdates:
     def continue_task(self, device: int, round_number: int | None) -> None:
         """Remove the answer of a device's last task, because the device's next task continues it.
 
-        The answer then need not be aggregated; both tasks count as one.
+        Both tasks count as one, and only the answer of the next task is an update. So no record
+        ``aggregate`` has to list the last task.
 
         Args:
-            device: the device.
-            round_number: round of the next task.
+            device: ID of the device.
+            round_number: round of the next task; it must be the round of the last task.
 
         Raises:
             SimulationError: the device's last task was not asked for this round, or is not done.

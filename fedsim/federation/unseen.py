@@ -59,7 +59,8 @@ class UnseenTests:
 
         Args:
             models: the strategy's models.
-            over: definition of accuracy.
+            over: definition of accuracy: ``pooled`` over all test samples, or ``device-mean``, the
+                mean of the devices' accuracies.
 
         Returns:
             The result; None without such devices, or without learning.

@@ -17,8 +17,9 @@ class ChainState(TypedDict):
 
     Attributes:
         count: count of rows so far.
-        state: fingerprint of all complete blocks, as hexadecimal digits.
-        rows: the rows that are not in the fingerprint yet, as JSON.
+        state: fingerprint of the complete blocks of ``ROWS_A_BLOCK`` rows, as hexadecimal digits.
+        rows: the rows after the last complete block, which the fingerprint does not cover yet, as
+            JSON.
     """
 
     count: int

@@ -228,10 +228,14 @@ class Ledger:
         self.wasted += sum([self._at_edges.pop(task, 0.0) for task in tasks])
 
     def close_round(self, running: Collection[int]) -> None:
-        """End a round: answers at edge servers have been used, so they can no longer be lost.
+        """Forget the bytes of answers at edge servers at the end of a round.
+
+        These answers have been used, so they can no longer be lost and counted as wasted
+        (``count_as_wasted``).
 
         Args:
-            running: IDs of tasks that still run; their answers may still be lost.
+            running: IDs of tasks that still run. Their answers may still be lost, so that their
+                bytes stay stored.
         """
         self._at_edges = {task: moved for task, moved in self._at_edges.items() if task in running}
 

@@ -28,8 +28,8 @@ class Strategy(Generic[P]):
     ``Server.finish_round`` once for each round, and asks devices in between.
 
     Attributes:
-        score: The definition of accuracy: over all test samples, or the mean of devices'
-            accuracies. A scenario may replace it.
+        score: The definition of accuracy: ``pooled`` over all test samples, or ``device-mean``, the
+            mean of the devices' accuracies. A scenario may replace it (``evaluation.score``).
         params: the keys of the scenario, a ``Params``.
         server: API of the run: devices, models, timers and records, a ``Server``.
         setting: properties of the run, such as the count of devices, a ``RunInfo``.
@@ -199,7 +199,8 @@ class Strategy(Generic[P]):
         """Return the current models by name, each with the IDs of the devices that it serves.
 
         None in place of IDs stands for all devices. Models are tested on the devices that they
-        serve. A name may be ``family/index``, such as ``group/0``.
+        serve. A name may be ``family/index``, such as ``group/0``: the models of a family are
+        stored in one file.
         """
         raise NotImplementedError
 

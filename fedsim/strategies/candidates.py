@@ -56,7 +56,9 @@ class Candidates:
 
         Args:
             devices: the devices that ``Selection.select`` has returned.
-            missing: count of devices that the round still needs in addition to ``devices``.
+            missing: wanted count of devices minus the count of ``devices``. Of the candidates,
+                ``Selection.choose`` may choose their count plus ``missing``. It is negative if more
+                devices were selected than are wanted.
         """
         candidates = self._selection.asked_first(self._state.selection, devices)
         if candidates:
@@ -105,7 +107,7 @@ class Candidates:
         return True
 
     def end(self) -> None:
-        """End all open questions, as the selection does not wait for more answers."""
+        """End the tasks of all open questions as late, when ``Selection.patience_s`` is over."""
         for task in list(self._state.questions):
             self._server.end(task, "late")
 

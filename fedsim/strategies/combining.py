@@ -106,7 +106,8 @@ class Combining(Strategy[S]):
         Args:
             model: the present model.
             aggregated: the aggregated updates.
-            group: index of the model if there are several, the ``slot`` of ``next_model``.
+            group: index of the model if there are several, as ``slot`` of ``next_model``; the
+                optimiser has a state for each index.
         """
         if self._optimiser is None:
             return aggregated

@@ -73,13 +73,15 @@ class FedAsync(Asynchronous[FedAsyncParams]):
     """Asynchronous federated optimisation: the server mixes each update into the model at once.
 
     The new version is w <- (1 - alpha_t) w + alpha_t w_new, with the server's model w and the
-    update w_new.
+    update w_new. Its weight alpha_t is alpha s(tau), with the keys ``alpha`` and ``staleness`` (the
+    function s). The staleness tau is the number of versions made since the client's download, 0 for
+    a fresh update.
 
     Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with
-    the staleness functions of section 5.2: alpha_t = alpha s(tau), tau the number of versions made
-    since the client's download, 0 for a fresh update. If tests are rare (``evaluation.every`` of
-    some tens of versions), the real computation of many updates is done together, with the same
-    result.
+    the staleness functions of section 5.2.
+
+    A run takes less real time if tests are rare (``evaluation.every`` of some tens of versions), as
+    the trainings between two tests are then computed together. The results are the same.
     """
 
     Params = FedAsyncParams

@@ -96,7 +96,8 @@ class RoundParams(StrategyParams):
     def first_deadline_s(self, mean_epoch_s: float) -> float | None:
         """Return the time that clients have until the deadline in the first round (s).
 
-        If no device could receive the model within this time, the scenario is refused.
+        If the deadline bounds the training alone (``bounds_training``), it is the time for each
+        training, in all rounds.
 
         Args:
             mean_epoch_s: mean time of an epoch over the devices (s), the unit of some deadlines.
@@ -181,8 +182,8 @@ class SynchronousParams(SelectingParams):
     """Keys of strategies in rounds with over-selection: more clients are asked than are waited for.
 
     Attributes:
-        over_selection: factor of K: the round asks this many times K clients, and closes with K
-            updates; 1: it asks K.
+        over_selection: factor of K, the key ``clients_per_round``. A round asks this many times K
+            clients, and closes when K updates have arrived. 1: it asks K clients and waits for all.
     """
 
     over_selection: float = Field(default=1.0, ge=1.0, le=1_000_000)

@@ -32,7 +32,8 @@ class SynchronousState(State):
         drawn: Draw of the open round for the privacy account: (count of drawn clients, count of
             devices from which they were drawn). None if the aggregation keeps no account, or if
             some client was not drawn uniformly.
-        draws: ``drawn`` -> count of rounds so far with this draw; (1, 1) stands for None.
+        draws: ``drawn`` -> count of rounds so far with this draw. The key (1, 1) is for rounds in
+            which ``drawn`` is None: they count as if each device was drawn with probability 1.
         secure: State of secure aggregation.
         selection: State of the selection.
         deadline: State of the deadline.
@@ -77,7 +78,7 @@ class SynchronousState(State):
 
     @property
     def slot(self) -> int:
-        """Deprecated alias of ``schedule_step``, start of the round in units of ``every``."""
+        """Deprecated alias of ``schedule_step``: start of the round in units of key ``every``."""
         warn_renamed("SynchronousState.slot", "schedule_step")
         return self.schedule_step
 

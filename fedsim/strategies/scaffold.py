@@ -64,7 +64,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
-        """Return the training; with option I, a step on all samples at once before it.
+        """Return the training; with the key ``option = "I"``, a step on all samples before it.
 
         This step has lr = 1, so that the change of the model is the negative full-batch gradient.
         """
@@ -83,9 +83,10 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     ) -> Contents | None:
         """Return the update, and the change of the client's control variate as ``control-variate``.
 
-        With the received model x, the trained model y_i, the K steps of the training and its
-        learning rate lr, the change is (x - y_i) / (K lr) - c (option II), or g_i(x) - c_i with the
-        full-batch gradient g_i(x) (option I).
+        The server's control variate is c, and the client's is c_i. With the key ``option = "II"``,
+        the change of c_i is (x - y_i) / (s lr) - c. Here x is the received model, y_i the trained
+        one, s the count of SGD steps, and lr their learning rate. With option I the change is
+        g_i(x) - c_i, where g_i(x) is the gradient over all samples at x.
         """
         assert result.update is not None
         model = instruction["model"]
@@ -122,17 +123,26 @@ class ScaffoldState(FedAvgState):
 
 
 class Scaffold(FedAvg[ScaffoldParams]):
-    """Stochastic controlled averaging.
+    """Stochastic controlled averaging: control variates correct the gradients of clients.
 
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated
     learning" (ICML 2020), Algorithm 1, options I and II.
 
-    A round: K clients receive the model and the server's control variate c (2 d parameters). Each
-    trains with the term c - c_i added to every gradient, and sends its update and the change of c_i
-    (2 d parameters). The model becomes the mean of the updates. c changes by the sum of the
-    changes, divided by the number N of all devices. c and all c_i begin at 0, also for devices that
-    join later. A client whose answer is cut off keeps its c_i. Option II divides the model's change
-    by the K steps times lr; with ``training.momentum`` the steps are longer than that.
+    A control variate estimates a gradient, with one number for each of the model's d parameters.
+    The server has c, and client i has c_i. All are 0 at first, also for devices that join later.
+    In a round:
+
+    1. The clients of the round receive the model and c (2 d parameters).
+    2. Each client trains with c - c_i added to every gradient.
+    3. It computes its new c_i, and sends its update and the change of c_i (2 d parameters). If its
+       answer is cut off, it keeps the old c_i.
+    4. The model becomes the mean of the updates. c changes by the sum of the changes of all c_i,
+       divided by the count of all devices.
+
+    With option I the new c_i is the gradient over all samples at the received model x. With option
+    II it is c_i - c + (x - y_i) / (s lr), with the trained model y_i after s SGD steps of learning
+    rate lr. With ``training.momentum`` a step is longer than lr times a gradient, which this
+    division leaves out.
     """
 
     Params = ScaffoldParams

@@ -34,8 +34,9 @@ _TIE_S = 1e-3
 class SynchronousClient(Client[S]):
     """Client that trains the received model for ``local_epochs`` epochs, and sends its update.
 
-    If ``training_limit`` (s) is not None, the training must end within this time after the
-    download.
+    Attributes:
+        training_limit: time within which a training must end, from the end of the download (s);
+            None unless the deadline bounds the training alone (``deadline.since = "download"``).
 
     Example:
         Client code that reports its number of samples as a payload of 4 bytes, in ``mine.py``:
@@ -71,9 +72,10 @@ class SynchronousClient(Client[S]):
         return self._limit
 
     def testing_limit(self, instruction: Instruction) -> Limit:
-        """Return the time limit of a step that tests models.
+        """Return the time limit of a step that tests models (``Evaluate``).
 
-        Within a round it is ``training_limit``; outside of rounds there is none.
+        In a task of a round it is ``training_limit``, the limit of trainings. A task outside of
+        rounds has no limit.
 
         Args:
             instruction: the message to the device.

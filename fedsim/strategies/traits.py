@@ -11,8 +11,8 @@ class Traits:
     Attributes:
         at_edges: whether the strategy needs edge servers in the network.
         serverless: whether devices send models to each other, without a server (``Peers``).
-        brings_learning: whether the strategy has its own models and data; sections about learning
-            are refused.
+        brings_learning: whether the strategy has its own models and data; the scenario's sections
+            about learning are then refused.
         needs_labels: whether the strategy uses ``Device.label_counts``; refused for data without
             labels.
         plain_down: whether the strategy sends no whole models to devices; codecs other than
@@ -23,13 +23,14 @@ class Traits:
             devices. Such a strategy has no model for devices that never train.
         averages_updates: whether each new model is the plain mean of a round's updates; see
             ``StrategyParams.averages_updates``.
-        accumulated_contents: names of contents that device and server each add up over rounds, so
-            that codecs store no residuals (``Codec.for_added_up``).
-        kept_by: whether the ``scenario`` (``model.keep`` or ``model.send``) or the ``strategy``
-            (``StrategyParams.stays``) decides which tensors stay on the devices. ``nobody``: no
-            tensor stays there.
-        late_goes_on: whether the deadline closes the round without ending the open tasks. The
-            record of the round then has no deadline.
+        accumulated_contents: names of contents of devices' messages that device and server each
+            add up over rounds, such as the update in FedDyn. Codecs treat these contents as
+            ``Codec.for_added_up`` says.
+        kept_by: what decides which tensors stay on the devices. ``scenario``: the keys
+            ``model.keep`` and ``model.send``; ``strategy``: ``StrategyParams.stays``; ``nobody``:
+            no tensor stays there.
+        late_goes_on: whether devices go on with their tasks when the deadline closes the round. The
+            field ``deadline`` of the record ``round-start`` is then None, as no task ends there.
     """
 
     at_edges: bool = False

@@ -50,14 +50,14 @@ class Update(Entries):
 
 @dataclass
 class AsynchronousUpdate(Update):
-    """Update that an asynchronous strategy has received: an ``Update`` with three more fields.
+    """Update that an asynchronous strategy has received, with its weight and its staleness.
 
     A version is a model that the server has published.
 
     Attributes:
-        base: The model from which the update was trained, equal to ``start``.
+        base: The model from which the update was trained: the same as ``start``, but never None.
         weight: Weight of the update in the version in which it is combined.
-        staleness: Count of versions published since the device was asked.
+        staleness: Count of versions published between the request to the device and its answer.
     """
 
     base: Ref

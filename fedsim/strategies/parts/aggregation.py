@@ -255,17 +255,18 @@ class Aggregation(Spec):
     async def total(
         self, server: Server, models: Sequence[Ref], share: float
     ) -> list[tuple[Ref, float]]:
-        """Return ``share`` times the sum of models, such as the states of clients in SCAFFOLD.
+        """Return ``share`` times the sum of models, as the parts of a linear combination.
 
-        A robust aggregation returns a robust estimate of this sum.
+        The models are, for example, the control variates of clients in SCAFFOLD. A robust
+        aggregation returns a robust estimate of this sum.
 
         Args:
             server: API of the strategy's server code.
             models: the models.
-            share: factor of the sum.
+            share: factor by which the sum is multiplied.
 
         Returns:
-            Pairs of a model and a factor, the parts of a linear combination.
+            Pairs of a model and a factor. The sum of all factors times their models is the result.
         """
         return [(model, share) for model in models]
 
@@ -281,9 +282,10 @@ class Aggregation(Spec):
         """Return the privacy budget that all rounds so far have used, for the record of the round.
 
         Args:
-            draws: for each kind of draw, the count of rounds with it. A kind is the pair (count of
-                drawn clients, count of devices from which they were drawn uniformly); (1, 1) stands
-                for all other rounds.
+            draws: (count of drawn clients, count of devices from which they were drawn uniformly)
+                -> count of rounds so far with this draw. Rounds whose clients were not all drawn
+                uniformly have the key (1, 1). They count as if each device was drawn with
+                probability 1, because only a uniform draw reduces the budget that a round uses.
             devices: count of all devices.
 
         Returns:
@@ -317,7 +319,10 @@ class Mean(Aggregation):
 
 
 class First(Aggregation):
-    """The update of the client that the server asked first (IFCA and FeSEM in FlexCFL's code)."""
+    """The update of the client that the server asked first; other updates are not used.
+
+    FlexCFL's code of IFCA and FeSEM aggregates in this way.
+    """
 
     uses_weights: ClassVar[bool] = False
     kind: Literal["first"] = "first"

@@ -74,8 +74,9 @@ class Deadline(Spec):
     def least_s(self) -> float:
         """Return the time that clients have in the first round (s).
 
-        A scenario is refused if no device could receive the model within this time. If the deadline
-        bounds the training alone (``bounds_training``), the time limits each training of the run.
+        If the deadline bounds the training alone (``bounds_training``), this time limits each
+        training, in all rounds. Otherwise, if it does not depend on the mean time of an epoch, a
+        scenario in which no device could receive the model within this time is refused.
         """
         raise NotImplementedError
 

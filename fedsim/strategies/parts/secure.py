@@ -40,24 +40,28 @@ NeighbourLists = Mapping[int, Sequence[int]]
 class SecureAggregation(Spec):
     """``strategy.secure_aggregation``: SecAgg+, which shows the server only sums of updates.
 
-    Its messages and the server's computations are simulated; updates themselves are not encrypted.
+    A client adds masks (random numbers) to its update: one of its own, and one for each neighbour,
+    which the neighbour subtracts. Two secrets of the client determine its masks. Only the bytes of
+    the messages and the time of the server's computations are simulated: the updates themselves
+    are not masked, and computations on devices take no time.
 
     A round has three additional phases, in which the server passes on the messages between clients:
 
     1. Each client sends two public keys, and receives the keys of its k neighbours.
-    2. It sends each neighbour a share of each of its two secrets, and receives the neighbours'
-       shares with the model. The training follows.
+    2. It sends each neighbour a secret share of each of its two secrets, and receives the
+       neighbours' shares with the model. The training follows.
     3. Each client whose update has arrived sends one share per neighbour.
 
-    The server then removes the masks: one for each update, and one for each pair of a client that
-    disconnected and a neighbour whose update has arrived. In a round a client moves (2 k + 2) keys
-    and 5 k shares. If fewer than ``threshold`` of a client's neighbours send their shares, the sum
-    cannot be read, and no model changes. Computations on devices take no time.
+    In a round a client thus sends and receives 2 k + 2 keys and 5 k shares. The server then removes
+    from the sum one mask for each update, and one for each pair of a client that disconnected and a
+    neighbour whose update has arrived. If fewer than ``threshold`` of a client's neighbours send
+    their shares, the sum cannot be read, and no model changes.
 
     Attributes:
         neighbors: k, even; the clients form a ring in random order, and the neighbours of a client
             are the k nearest. None: all clients of the round.
-        threshold: share of a client's neighbours whose secret shares suffice to remove its masks.
+        threshold: fraction of a client's neighbours whose secret shares suffice to remove its
+            masks.
         key: bytes of a public key.
         share: bytes of an encrypted share.
         mask_rate: bytes of float32 for which the server computes masks in a second; None: masks
@@ -92,15 +96,17 @@ class SecureAggregation(Spec):
             )
 
     def graph(self, clients: Sequence[int]) -> dict[int, list[int]]:
-        """Arrange clients in a ring, and return the k nearest of each, its neighbours.
+        """Arrange clients in a ring, and return the neighbours of each client.
 
-        Neighbours exchange keys and shares.
+        The neighbours are the k nearest clients, with which a client exchanges keys and secret
+        shares; k is the key ``neighbors``.
 
         Args:
             clients: the clients, in the random order of the ring.
 
         Returns:
-            Client -> its neighbours; all other clients if there are k or fewer of them.
+            Client -> its neighbours. All other clients are neighbours if k is None, or if there are
+            no more than k other clients.
         """
         count = len(clients)
         if self.neighbors is None or self.neighbors >= count:
@@ -119,8 +125,9 @@ class SecureAggregation(Spec):
 
         Args:
             graph: client -> its neighbours.
-            masked: the clients that have shared their secrets.
-            answered: the clients that have sent their neighbours' shares after the training.
+            masked: the clients that have sent shares of their secrets to their neighbours.
+            answered: the clients that have sent their neighbours' shares to the server after the
+                training.
 
         Returns:
             Whether enough neighbours of each masked client have answered.

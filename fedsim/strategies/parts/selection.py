@@ -441,9 +441,9 @@ class RandomState(State):
 class Random(Selection):
     """Available clients uniformly at random, without replacement (McMahan et al., 2017).
 
-    With ``replacement`` the cohort is K independent draws (scheme I of Li et al., "On the
-    convergence of FedAvg on non-IID data", ICLR 2020, with equal probabilities). A client that is
-    drawn n times trains once, and its update counts n times in the mean.
+    With ``replacement`` as many independent draws are made as clients are wanted (scheme I of Li et
+    al., "On the convergence of FedAvg on non-IID data", ICLR 2020, with equal probabilities). A
+    client that is drawn n times trains once, and its update counts n times in the mean.
 
     Attributes:
         replacement: whether a client may be drawn more than once for a cohort. Looks at every

@@ -77,7 +77,8 @@ class SGDState(State):
 class SGD(ServerOptimizer):
     """Gradient descent: v <- momentum v + (aggregated - w); w <- w + lr v.
 
-    With lr = 1 and no momentum the next model is the aggregated update, up to rounding.
+    Here w is the server's model, aggregated the aggregation of the updates, and v the velocity, at
+    first 0. With lr = 1 and no momentum the next model is the aggregation, up to rounding.
 
     Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution" (2019):
     FedAvgM.
