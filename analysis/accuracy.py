@@ -164,9 +164,10 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 
 
 def choose_measures(runs: Iterable[RunFolder]) -> list[str]:
-    """Return the names of the measures of tests to draw: at most three of accuracy and metrics.
+    """Return the names of the measures of tests to draw, at most three.
 
-    If no run has any of them, the loss is drawn.
+    The first is the accuracy, then follow other metrics; measures that no run has are left out. If
+    none is left, the loss is drawn.
     """
     candidates = {"accuracy": None}
     rows: list[RecordData] = []

@@ -341,9 +341,10 @@ def draw_embedding(run: RunFolder) -> Figure:
     """Draw the clustered devices as points, with colour and shape by group, in a panel per time.
 
     Points are the recorded features, such as FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7).
-    Without features, classical multidimensional scaling (Torgerson 1952) makes points of
-    distances, or of similarities as inner products. Panels have the first two principal
-    components, turned so that devices lie near their points in the panel before.
+    Without features, classical multidimensional scaling (Torgerson 1952) computes points from the
+    recorded distances, or from similarities, which it takes as inner products. Panels have the
+    first two principal components, turned so that devices lie near their points in the panel
+    before.
 
     Raises:
         NothingToDrawError: the run has recorded neither features nor similarities.

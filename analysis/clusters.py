@@ -32,7 +32,8 @@ class ReportedGrouping:
         low: least size that is no outlier (samples).
         high: largest size that is no outlier (samples). Groups have equal widths between both.
         members: count of devices in each group, as recorded.
-        sizes: data size that each connected device reported (samples), int64 [n].
+        sizes: data size of each device that has reported one and was not lost since (samples),
+            int64 [n].
     """
 
     word: str
@@ -51,7 +52,7 @@ class ReportedGrouping:
 
     @property
     def groups(self) -> Ints:
-        """Group of each size, int64 [n].
+        """Group of each of ``sizes``, int64 [n].
 
         Outliers are in the first or the last group. A size on a border is in the upper group.
         """

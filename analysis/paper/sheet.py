@@ -78,7 +78,11 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Return mean, lowest and highest of values, one per seed; at least one."""
+        """Return the spread of a number over seeds.
+
+        Args:
+            values: the number in the run of each seed; at least one.
+        """
         return cls(sum(values) / len(values), min(values), max(values), len(values))
 
     def row(self, line: str, number: str) -> "NumberRow":

@@ -93,11 +93,12 @@ class WaitingPoint:
     Attributes:
         first: index of the first round.
         last: index of the last round.
-        half_s: until half of the clients were done.
-        others_s: until all but the slowest were done.
-        end_s: until the slowest were done.
-        waited_s: outcome of the slowest clients -> mean wait for them in all these rounds; the sum
-            over outcomes is the mean wait.
+        half_s: time at which half of the clients were done.
+        others_s: time at which all clients but the slowest were done.
+        end_s: time at which the slowest clients were done.
+        waited_s: outcome of the slowest clients -> mean time that a round waited for slowest
+            clients with this outcome. Rounds with another outcome count as 0, so that the sum over
+            the outcomes is the mean wait of a round.
     """
 
     first: int

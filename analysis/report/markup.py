@@ -98,8 +98,8 @@ def pack(columns: Mapping[str, AnyArray]) -> dict[str, object]:
         columns: arrays with a single dimension, by name.
 
     Returns:
-        ``layout`` with (name, kind, length) of each column, and ``data``, the bytes of all
-        columns, deflated, in base64.
+        ``layout`` with name, type (such as ``f8``, as in numpy) and length of each column, and
+        ``data``, the bytes of all columns, deflated, in base64.
     """
     layout = []
     contents = []

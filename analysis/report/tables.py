@@ -26,7 +26,14 @@ _MOST_DIFFERENCES = 60
 
 
 class TableCell(NamedTuple):
-    """Cell of an HTML table: text, number by which rows are sorted, and whether it is the best."""
+    """Cell of an HTML table.
+
+    Attributes:
+        text: text of the cell.
+        value: number by which the page sorts the rows; None if the cell has no number. A column
+            without numbers is sorted by its texts.
+        best: whether the cell is emphasised, as the best of its column.
+    """
 
     text: str
     value: float | None = None

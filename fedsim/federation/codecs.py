@@ -98,7 +98,8 @@ class Arithmetic(Protocol):
             otherwise: the result if a model is not finite; None: the result is not finite.
             leave_out: whether the function receives only the finite models; ``otherwise`` is then
                 the result if there are none.
-            size: length of the result; None for a model.
+            size: length of the result; None for a model. If a size is given, the function receives
+                all models, finite or not.
             constants: the function's keyword arguments, JSON-able.
         """
 

@@ -62,8 +62,8 @@ class DispatchState(TypedDict):
 class Dispatch:
     """Begins and ends tasks for a strategy's code on the server, and notifies it of their ends.
 
-    Its attributes also connect the code with timers, with notices about devices, and with messages
-    to edge servers and from device to device.
+    It also has the objects by which this code sets timers, receives notices about devices, and
+    sends messages to edge servers and from device to device.
 
     Args:
         simulation: the clock.

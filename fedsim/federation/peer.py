@@ -76,7 +76,8 @@ class Peer(Device):
         Models among the contents are compressed by the codec that the key ``messages.up`` of the
         scenario names.
 
-        ``on_message`` follows at each receiver, or ``on_lost`` at the sender and the receiver.
+        When a message has arrived, ``on_message`` is called at its receiver. If it is lost,
+        ``on_lost`` is called at sender and receiver.
 
         Args:
             devices: IDs of the receivers.
@@ -121,7 +122,9 @@ class Peer(Device):
         self._dispatch.timers.cancel(f"device/{self.number}")
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator; every device gets the same numbers for the same arguments.
+        """Return a random generator that depends on the run's seed and these arguments alone.
+
+        Two devices that call it with the same arguments draw the same numbers.
 
         Args:
             purpose: what the numbers are for; a word that names the generator.

@@ -136,7 +136,8 @@ class ServerModels:
             leave_out: whether models that are not finite are left out, as in ``mix``; ``otherwise``
                 is then the result if no model remains.
             size: length of the result; None if the result is a model. If a size is given, the
-                function receives all models, finite or not.
+                function receives all models, finite or not, whatever ``otherwise`` and
+                ``leave_out`` are.
             constants: keyword arguments of the function, JSON-able.
 
         Returns:

@@ -266,9 +266,9 @@ class Ledger:
     def summary(self) -> dict[str, object]:
         """Return the entry ``bytes`` of ``summary.json``: a dict of sums of bytes.
 
-        ``down``, ``up``, ``wasted`` and ``by_purpose`` are the attributes of this object. ``peer``
-        is too, and is missing if no bytes moved between devices or other endpoints that are no
-        server. ``paper`` is the sum by the counting of the FlexCFL paper (``sum_view``).
+        ``down``, ``up``, ``peer``, ``wasted`` and ``by_purpose`` are the attributes of this object.
+        ``peer`` is missing if it is 0. ``paper`` is the sum of the bytes that the FlexCFL paper
+        counts (``sum_view``).
         """
         return {
             "down": self.down,

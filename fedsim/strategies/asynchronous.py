@@ -54,7 +54,7 @@ class AsynchronousParams(StrategyParams):
 
     @property
     def updates_of_round(self) -> float:
-        """Expected count of updates in a version of the model, to predict the cost of a run."""
+        """Expected count of updates that make one version of the model, to predict a run's cost."""
         return 1.0
 
     def check(self, devices: int) -> None:

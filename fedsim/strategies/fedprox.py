@@ -19,7 +19,7 @@ class FedProxParams(AggregatingParams):
     Attributes:
         mu: weight of the proximal term mu/2 ||w - w_global||^2.
         partial_work: whether a client that cannot finish all epochs before the deadline sends its
-            finished epochs.
+            result after the finished epochs. Otherwise it is late, and sends nothing.
     """
 
     traits: ClassVar[Traits] = Traits(kept_by="scenario", averages_updates=True)

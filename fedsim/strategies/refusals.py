@@ -39,15 +39,15 @@ class Reasons:
     by_device: Mapping[str, str] = field(default_factory=dict)
 
     def against(self, protection: Protection) -> str | None:
-        """Return the reason why the strategy refuses an aggregation with an aim.
+        """Return the reason why the strategy refuses aggregations that offer a protection.
 
         Args:
-            protection: the aim: ``private``, to bound how far one update can move a model, or
-                ``robust``, to protect the model from malicious devices.
+            protection: ``private``: the aggregation bounds how far one update can move a model;
+                ``robust``: it protects the model from malicious devices.
 
         Returns:
-            ``private_aggregation`` or ``robust_aggregation``, text for the user; None if the
-            strategy accepts such an aggregation.
+            Text for the user, the attribute ``private_aggregation`` or ``robust_aggregation``; None
+            if the strategy accepts such aggregations.
         """
         return self.private_aggregation if protection == "private" else self.robust_aggregation
 

@@ -251,12 +251,12 @@ class Selection(Spec):
 
     @returns("a whole number, 1 or more", find_outside(least=1))
     def fewest(self, count: int) -> int:
-        """Return the smallest count of clients that the selection may choose for a round on purpose.
+        """Return the smallest count of clients for a round, if enough clients are available.
 
-        By default it is ``count``: fewer are chosen only if fewer are available.
+        By default it is ``count``. Some selections may choose fewer than ``count`` by their rule.
 
         Args:
-            count: count of clients that a round may ask.
+            count: greatest count of clients that a round asks.
         """
         return count
 
