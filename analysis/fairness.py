@@ -37,8 +37,8 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     """Draw how evenly devices were selected over the run, and selections by device and group.
 
     The measures are Jain's index of the devices' counts of selections, which is 1 if all counts are
-    equal, and the devices' waiting times since their last selections. They are drawn over rounds,
-    or over simulated time if a run has more than three times the rounds of another.
+    equal, and the devices' waiting times since their last selections. The horizontal axis has
+    rounds, or simulated time if a run has more than three times the rounds of another.
 
     Args:
         runs: the runs.

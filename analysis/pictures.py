@@ -21,7 +21,7 @@ class PictureKind(NamedTuple):
     """Kind of picture: the function that draws it, and its texts.
 
     Attributes:
-        draw: function that draws the picture. It raises ``NothingToDrawError`` if the picture does
+        draw: function that draws the picture, or raises ``NothingToDrawError`` if the picture does
             not apply.
         title: heading of the picture in a report.
         caption: caption of the picture in a report.

@@ -194,7 +194,7 @@ def draw_markers(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
         panel: the panel.
         x: positions on the horizontal axis [n].
         y: positions on the vertical axis [n].
-        look: options of the line.
+        look: matplotlib's options of the marks (``Line2D``).
     """
     if np.size(x):  # the layout fails if a line has no points
         panel.plot(x, y, clip_on=False, zorder=4, **look)
@@ -206,7 +206,7 @@ def draw_verticals(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> Non
     Args:
         panels: the panels.
         times: positions on the horizontal axis [n].
-        look: options of the lines.
+        look: matplotlib's options of the lines.
     """
     for panel in panels:
         panel.vlines(times, 0, 1, transform=panel.get_xaxis_transform(), **look)
@@ -260,7 +260,7 @@ def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) ->
         y: vertical position of the text, on the panel's axis.
         text: the text.
         apart: distance from the panel (points).
-        look: options of the text.
+        look: matplotlib's options of the text.
     """
     look |= {"va": "center", "annotation_clip": False}
     panel.annotate(

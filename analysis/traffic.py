@@ -242,9 +242,9 @@ def draw_purposes_compared(
 ) -> Figure:
     """Draw the bytes that runs moved, by purpose such as ``update``, to compare the runs.
 
-    A second panel has only the bytes that papers count (of models and updates). It is left out if
-    it shows the same bytes. A bar is the mean over the seeds of a series, both directions together,
-    with a line over their range.
+    A second panel shows only the bytes that papers count, of models and updates. The panel is left
+    out if all bytes are of this kind. A bar is the mean over the seeds of a series, both directions
+    together, with a line over the range of the seeds.
 
     Args:
         runs: the runs.

@@ -58,8 +58,9 @@ class RunInfo:
             only the model's size is known.
         keeps: whether the scenario sets ``model.keep`` or ``model.send``, so that some tensors may
             stay on the devices.
-        cut: function that returns the tensors of a smaller model, in order. Its arguments are the
-            kind of cut (``width``, ``rank`` or ``adapters``) and the size, as in ``ModelCut``.
+        cut: function that returns the tensors of a smaller model, in order. The arguments of the
+            function are the kind of cut (``width``, ``rank`` or ``adapters``) and the size, as in
+            ``ModelCut``.
         adapter_scale: scale of the model's adapters (LoRA), alpha divided by their rank; 1 without
             adapters.
         kinds: names of the kinds of devices (hardware, such as a phone or a board), in the order of

@@ -56,8 +56,8 @@ _BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 class Arithmetic(Protocol):
     """Interface for arithmetic with models that is carried out later, for codecs and attacks.
 
-    Each call returns at once the name (``Ref``) of a model. Its weights are computed when they are
-    needed.
+    Each call returns at once the name (``Ref``) of a model, whose weights are computed when they
+    are needed.
     """
 
     def mix(

@@ -100,8 +100,8 @@ class Partial:
 
     Attributes:
         model: the model of which some tensors are sent.
-        rest: the model of which the receiver has the other tensors, which cost no bytes. It is
-            ``model`` itself if these tensors are equal to those of ``model``.
+        rest: the model of which the receiver has the other tensors, which cost no bytes; ``model``
+            itself if the receiver has these tensors of ``model``.
         places: ranges of the parameters that are sent: pairs (begin, end) of positions in the array
             of all parameters of the model, ascending.
     """

@@ -134,17 +134,21 @@ class Device:
 
     @property
     def label_counts(self) -> NDArray[np.int64]:
-        """Count of the device's present training samples by class; int64 [C]."""
+        """Count of the device's present training samples by class; int64 [classes]."""
         return self._devices.label_counts(self.number, None)
 
     @property
     def first_label_counts(self) -> NDArray[np.int64]:
-        """Count of the device's training samples by class at the start of the run; int64 [C]."""
+        """Count of the device's training samples by class at the run's start; int64 [classes]."""
         return self._devices.label_counts(self.number, 0)
 
     @property
     def used_label_counts(self) -> NDArray[np.int64]:
-        """Count of samples by class in the data of the device's last training or test; int64 [C]."""
+        """Count of samples by class, int64 [classes], in the data that the device used last.
+
+        The counts are of the training samples that the device had at its last training or test, or
+        at the run's start if it has done neither.
+        """
         return self._devices.label_counts(
             self.number, self._devices.used_versions.get(self.number, 0)
         )
@@ -287,7 +291,7 @@ class Devices:
         population: the devices.
         learner: names and computes models.
         label_counts: function of a device and a version of its data (None: the present version)
-            that returns the count of training samples by class, int64 [C].
+            that returns the count of training samples by class, int64 [classes].
         sizes: sizes of encoded models.
 
     Attributes:

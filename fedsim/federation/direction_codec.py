@@ -96,8 +96,8 @@ class DirectionCodec:
             bases: update -> the model from which it was trained.
             residuals: name of a content -> the sender's residual (``Coded.residual``). The mapping
                 is not changed.
-            added_up: names of contents that device and server each add up over rounds. They are
-                encoded by ``Codec.for_added_up``, and have no residual in the result.
+            added_up: names of contents that device and server each add up over rounds. Such a
+                content is encoded by ``Codec.for_added_up``, and has no residual in the result.
         """
         # A lossless codec returns the contents as they are, unless they have a part of a model: the
         # receiver completes the part to a whole model.

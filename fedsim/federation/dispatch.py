@@ -185,7 +185,7 @@ class Dispatch:
         Args:
             device: ID of the device.
             contents: the contents of the request by name.
-            job: name of the job, which the strategy's code on the device reads.
+            job: name of what the device is asked to do, such as ``train``.
             round_number: the round for which the device works, from 0; None for no round.
             group: the group for which the device works, in the records; None for no group.
             continues: whether the task continues the device's last task, so that both count as one.
@@ -266,9 +266,11 @@ class Dispatch:
 
         The strategy is notified of the device's lost tasks (``Strategy.on_task_end``) at once.
         Notices that were postponed while the device was switched off follow as soon as the device
-        can be reached. A notice says that the device can be reached again, for which the strategy
-        has called ``Clients.await_return`` (``on_return``), that the device is new (``on_arrival``)
-        or that its data have shifted (``on_shift``).
+        can be reached:
+
+        - ``on_return``, if the strategy waits for the device (``Clients.await_return``),
+        - ``on_arrival``, if the device is new,
+        - ``on_shift``, if the device's data have shifted.
         """
         self.lost_tasks.on_switched_on(device)
         self.notices.on_switched_on(device)

@@ -76,7 +76,7 @@ class Evaluator:
         world: the present devices and their data.
         metrics: metrics of tests, in addition to accuracy and loss.
         local: local trainings of the devices, for fine-tuning; None if all devices train alike.
-        unseen: IDs of the devices that never train. They have the last IDs.
+        unseen: IDs of the devices that never train, which are the last IDs of all devices.
 
     Attributes:
         last: the last evaluation; None before the first.

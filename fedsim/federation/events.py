@@ -70,7 +70,7 @@ class TaskEnd(_WithContents):
         device: ID of the device.
         round: the round for which the device was asked; None if it was asked for no round.
         group: the group for which the device was asked; None if it was asked for no group.
-        job: name of the job for which the device was asked.
+        job: name of what the device was asked to do, such as ``train``.
         outcome: ``done`` if every step was carried out. ``late``: ended by the server; ``lost``:
             the device disconnected; ``memory``: the training does not fit into the device's memory.
         asked: contents of the server's message by name, as the device received them.

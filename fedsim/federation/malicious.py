@@ -37,8 +37,9 @@ class MaliciousSpec(Spec):
 
     Attributes:
         attack: the attack: a kind, or a table with a ``kind``.
-        share: share of all devices that attack, including devices that join later. They are the
-            first devices of a random order, so that a larger share keeps them and adds others.
+        share: share (0..1) of all devices that attack, including devices that join later. The first
+            devices of a random order attack, so that with a larger share the same devices and
+            others attack.
         devices: IDs of the devices that attack, in place of a ``share``.
     """
 

@@ -61,9 +61,9 @@ class LocalTrainings:
     def epochs(self, device: int) -> int:
         """Return the count of local epochs that a device's client code reads as ``local_epochs``.
 
-        The result is 0 if the device uses the count in ``[strategy]``. It is 1 for a device with a
-        count of SGD steps: its code then trains one epoch, and ``adapt_step`` replaces the epoch by
-        the SGD steps.
+        The result is 0 if the device uses the count in ``[strategy]``. The result is 1 for a device
+        with a count of SGD steps. The client code then trains one epoch, and ``adapt_step``
+        replaces the epoch by the SGD steps.
         """
         if self.settings is None:
             return 0

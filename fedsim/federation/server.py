@@ -163,7 +163,9 @@ class Server:
             device: ID of a device without a running task.
             contents: what is sent, by name (``Contents``). The default ``Client`` trains from
                 ``model``.
-            job: name of the job, which the ``Client`` reads as ``Instruction.job``.
+            job: name of what the device is asked to do: ``train``, or another name on which the
+                strategy's code on server and devices agrees. The ``Client`` reads it as
+                ``Instruction.job``.
             round: the round for which the device works; None if it works for no round.
             group: the group for which the device works, in the records; None if there are no
                 groups.
@@ -217,14 +219,16 @@ class Server:
         )
 
     def end(self, task: int, cause: Cause = "late") -> None:
-        """End a running task before it is done; no effect on a task that has ended.
+        """End a running task before it is done; ``Strategy.on_task_end`` is called in this instant.
 
-        ``Strategy.on_task_end`` is called in this instant.
+        If the task was lost and the server has not noticed the loss yet, ``on_task_end`` is also
+        called in this instant, with the outcome ``lost``. There is no effect on any other task that
+        has ended.
 
         Args:
             task: the ID that ``ask`` returned.
-            cause: the outcome that the task gets. A task of a lost device keeps the outcome
-                ``lost``, and with ``late`` a step that is complete at this very time still counts.
+            cause: the outcome that a running task gets. With ``late`` a step that is complete at
+                this very time still counts.
         """
         self._dispatch.end(task, cause)
 

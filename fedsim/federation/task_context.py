@@ -35,7 +35,8 @@ class TaskContext:
             calls the function again.
         brings_base: whether the request contains the model's frozen tensors (the base model).
         ahead: models of the task's trainings, if the trainer may stop early. The simulated time of
-            such a training depends on the count of its batches, so it is computed at its begin.
+            such a training depends on the count of its batches. The training is therefore computed
+            at its begin.
     """
 
     instruction: Instruction

@@ -54,8 +54,8 @@ class UnseenTests:
         """Test the strategy's models on the test samples of each device that never trains.
 
         With several models, a measure is the mean over the models, weighted by the counts of the
-        devices that they serve (``weighted_models``). It is the expected value for a device that
-        gets the model of a random device.
+        devices that they serve (``weighted_models``). This mean is the expected value for a device
+        that gets the model of a random device.
 
         Args:
             models: the strategy's models.

@@ -71,7 +71,7 @@ class TableWriter:
         return list(self._parts)
 
     def flush(self) -> list[str]:
-        """Write the rows in memory to files; return the sha256 of each file so far (part), in order."""
+        """Write the rows in memory to a file; return the sha256 of each file so far, in order."""
         self._pack()
         if len(self._packed):
             self._write_part()

@@ -57,8 +57,8 @@ class Candidates:
         Args:
             devices: the devices that ``Selection.select`` has returned.
             missing: wanted count of devices minus the count of ``devices``. Of the candidates,
-                ``Selection.choose`` may choose their count plus ``missing``. It is negative if more
-                devices were selected than are wanted.
+                ``Selection.choose`` may choose at most their count plus ``missing``, which is
+                negative if more devices were selected than are wanted.
         """
         candidates = self._selection.asked_first(self._state.selection, devices)
         if candidates:

@@ -23,7 +23,8 @@ class FedAsyncParams(AsynchronousParams):
         exponent: a of ``polynomial``; 0: the weight does not fall (the paper's constant function).
         hinge_slope: a of ``hinge``; the defaults are from the paper's experiments.
         hinge_from: b of ``hinge``, in versions.
-        rho: weight of the proximal term rho/2 ||w - w_received||^2 of the local solve.
+        rho: weight of the proximal term rho/2 ||w - w_received||^2 in the clients' loss, with the
+            model w in training and the received model w_received.
     """
 
     kind: Literal["fedasync"] = "fedasync"
@@ -60,7 +61,8 @@ class FedAsyncParams(AsynchronousParams):
 class FedAsyncClient(Client[FedAsyncParams]):
     """Client that minimises its loss plus a proximal term, which keeps it near the received model.
 
-    The term is rho/2 ||w - w_received||^2 with the key ``rho``.
+    The term is rho/2 ||w - w_received||^2, with the key ``rho``, the model w in training and the
+    received model w_received.
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:

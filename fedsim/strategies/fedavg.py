@@ -44,10 +44,11 @@ class FedAvg(Synchronous[S]):
     Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized
     data", Algorithm 1.
 
-    In each round the server sends the global model (d parameters) to K clients drawn uniformly
-    without replacement. Each client runs E epochs of mini-batch SGD and sends its model back (d
-    parameters). The global model becomes the mean of the models that arrived in time, weighted by
-    training samples. If no model arrived in time, the global model is unchanged.
+    In each round the server sends the global model (d parameters) to K clients
+    (``clients_per_round``) drawn uniformly without replacement. Each client runs E epochs
+    (``local_epochs``) of mini-batch SGD and sends its model back (d parameters). The global model
+    becomes the mean of the models that arrived in time, weighted by training samples. If no model
+    arrived in time, the global model is unchanged.
 
     With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them
     together with the received tensors and is tested with them. A device begins with the kept

@@ -57,13 +57,16 @@ class FedBuff(Asynchronous[FedBuffParams]):
     """Federated learning with buffered asynchronous aggregation.
 
     Source: Nguyen et al., "Federated learning with buffered asynchronous aggregation" (AISTATS
-    2022), Algorithm 1. Updates are collected in a buffer. When there are K, the model becomes w <-
-    w + eta_g / K sum_i s(tau_i) (w_i - w_i^received). Here w_i is the model of client i after its
-    training, w_i^received the model that it had received, eta_g the server's learning rate, tau_i
-    the number of versions made since client i's download (its staleness), and s(tau) = 1/sqrt(1 +
-    tau) (section 5). As in the paper the mean is not weighted by samples, and with stale updates
-    the weights do not sum to 1. An update that is not finite is left out, and the remaining updates
-    weigh more.
+    2022), Algorithm 1.
+
+    Updates are collected in a buffer. When there are K updates (the key ``buffer``), the model w
+    becomes w + eta_g / K sum_i s(tau_i) (w_i - w_i^received). Here w_i is the model of client i
+    after its training, w_i^received the model that client i had received, and eta_g the server's
+    learning rate. tau_i is the staleness, the number of versions made since client i's download,
+    and s(tau) = 1/sqrt(1 + tau) (section 5).
+
+    As in the paper the mean is not weighted by samples, and with stale updates the weights do not
+    sum to 1. An update that is not finite is left out, and the remaining updates weigh more.
     """
 
     Params = FedBuffParams

@@ -17,7 +17,8 @@ class FedProxParams(AggregatingParams):
     """Keys of ``[strategy]`` for FedProx.
 
     Attributes:
-        mu: weight of the proximal term mu/2 ||w - w_global||^2.
+        mu: weight of the proximal term mu/2 ||w - w_global||^2, with the model w in training and
+            the received model w_global.
         partial_work: whether a client that cannot finish all epochs before the deadline sends its
             result after the finished epochs. Otherwise it is late, and sends nothing.
     """
@@ -31,8 +32,9 @@ class FedProxParams(AggregatingParams):
 class FedProxClient(SynchronousClient[FedProxParams]):
     """Client that minimises its loss plus a proximal term, which keeps it near the global model.
 
-    The term is mu/2 ||w - w_global||^2 with the key ``mu``. With ``partial_work`` the client sends
-    the result of the epochs that it has finished by the deadline.
+    The term is mu/2 ||w - w_global||^2, with the key ``mu``, the model w in training and the
+    received model w_global. With ``partial_work`` the client sends the result of the epochs that it
+    has finished by the deadline.
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:

@@ -87,7 +87,8 @@ def new_state(part: object) -> PartState:
 def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartState:
     """Return the state of an aggregation or server optimiser for one of several models.
 
-    Both need a state for each model (slot), such as one per group. It is created at its first use.
+    Both need a state for each model (slot), such as one per group. A state is created at its first
+    use.
 
     Args:
         states: key of a model -> state; a created state is added.

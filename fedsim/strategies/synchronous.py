@@ -217,8 +217,8 @@ class Synchronous(Combining[S]):
     async def aggregate(self) -> None:
         """Compute the next models from the round's updates, ``state.received``.
 
-        An implementation calls ``next_model``, or mixes models and calls ``record_aggregate``. It is
-        called once a round when all tasks have ended, also if no update has arrived.
+        The method is called once a round when all tasks have ended, also if no update has arrived.
+        An implementation calls ``next_model``, or mixes models and calls ``record_aggregate``.
         """
         raise NotImplementedError
 

@@ -75,8 +75,8 @@ class Deadline(Spec):
         """Return the time that clients have in the first round (s).
 
         If the deadline bounds the training alone (``bounds_training``), this time limits each
-        training, in all rounds. Otherwise, if it does not depend on the mean time of an epoch, a
-        scenario in which no device could receive the model within this time is refused.
+        training, in all rounds. Otherwise a scenario in which no device could receive the
+        model within this time is refused, unless the time depends on the mean time of an epoch.
         """
         raise NotImplementedError
 

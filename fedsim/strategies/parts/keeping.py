@@ -111,7 +111,7 @@ class KeepingClient(PartClient):
     """Client's part of strategies in which some tensors of the model stay on the device.
 
     The client trains the kept tensors together with the received ones, and does not send the kept
-    ones. They are the entry ``kept`` of the device's state.
+    ones. The kept tensors are the entry ``kept`` of the device's state.
     """
 
     jobs = ()

@@ -52,10 +52,10 @@ class SecureAggregation(Spec):
        neighbours' shares with the model. The training follows.
     3. Each client whose update has arrived sends one share per neighbour.
 
-    In a round a client thus sends and receives 2 k + 2 keys and 5 k shares. The server then removes
-    from the sum one mask for each update, and one for each pair of a client that disconnected and a
-    neighbour whose update has arrived. If fewer than ``threshold`` of a client's neighbours send
-    their shares, the sum cannot be read, and no model changes.
+    In a round a client sends and receives 2 k + 2 keys and 5 k shares in all. The server then
+    removes from the sum one mask for each update, and one for each pair of a client that
+    disconnected and a neighbour whose update has arrived. If fewer than ``threshold`` of a client's
+    neighbours send their shares, the sum cannot be read, and no model changes.
 
     Attributes:
         neighbors: k, even; the clients form a ring in random order, and the neighbours of a client
@@ -218,7 +218,7 @@ class SecureState(State):
         masked: Devices that have shared their secrets in the round.
         unread: Whether the sum of the round cannot be read.
         take_back: Devices that must still be notified that the server could not read the sum with
-            their last update. They then restore their state before that update.
+            their last update. When notified, a device restores its state before that update.
     """
 
     phase: Phase = "secure-keys"
@@ -385,8 +385,9 @@ class SecurePhases:
 class SecureClient(PartClient):
     """Client's part of secure aggregation: it answers the server in each phase.
 
-    The entry ``before_sum`` of the device's state is a copy of the state before the last answer. It
-    is restored if the server could not read the sum with that answer.
+    The entry ``before_sum`` of the device's state is a copy of the state before ``on_sent`` of the
+    last update changed it. The copy is restored if the server could not read the sum with that
+    update.
     """
 
     jobs = PHASES
