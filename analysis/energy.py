@@ -67,7 +67,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     """Draw the energy that devices and the server's side have used, as a bar for each series.
 
     A bar is stacked by phase of the devices, such as training, and by part of the server's side. A
-    bar is the mean over the runs of a series, with a line over their range. Texts beside bars have
+    bar is the mean over the runs of a series, with a line over their range. The text of a bar has
     the sum, the wasted share of the devices' energy, and the carbon emissions if counted. Runs
     without energy are left out.
 
@@ -177,8 +177,8 @@ def _carbon_in_words(summaries: Sequence[RecordData]) -> str:
 def draw_batteries(run: RunFolder) -> Figure:
     """Draw battery levels of a few devices over time, and when they worked and ran flat.
 
-    The range of each battery's axis suits its levels. The devices are those that ran flat most
-    often and, among equals, those with the most tasks. They are drawn in the order of their IDs.
+    The range of each battery's axis suits its levels. The drawn devices ran flat most often or,
+    among equals, have most tasks. They are in the order of their IDs.
 
     Raises:
         NothingToDrawError: the run has no records of batteries.

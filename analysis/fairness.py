@@ -38,7 +38,7 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
 
     The measures are Jain's index of the devices' counts of selections, which is 1 if all counts are
     equal, and the devices' waiting times since their last selections. The horizontal axis has
-    rounds, or simulated time if a run has more than three times the rounds of another.
+    rounds, or simulated time if a run has more than three times as many rounds as some other run.
 
     Args:
         runs: the runs.

@@ -59,7 +59,7 @@ _TARGET: palette.Look = {"color": palette.GREY, "linewidth": 0.7, "linestyle": (
 class BytesToTarget:
     """Bytes that one run moved until a test reached the target of the figure.
 
-    The target is a value of the accuracy or of another metric (``Communication.target``).
+    The target is a value of the accuracy, or of some other metric (``Communication.target``).
 
     Attributes:
         seed: seed of the run.
@@ -80,7 +80,7 @@ class BytesToTarget:
 
 @dataclass(frozen=True)
 class CommunicationLine:
-    """Bytes until the target of one line of a figure, which is a variant with its runs over seeds.
+    """Bytes until the target of a figure's line, which is a variant with its runs over seeds.
 
     Attributes:
         name: name of the line.

@@ -81,7 +81,7 @@ _PURITY: palette.Look = {"label": "purity of the groups", "color": palette.BLACK
 
 @dataclass(frozen=True)
 class MigrationLine:
-    """Data shifts and moves between groups in the runs of one line of a figure.
+    """Data shifts and moves between groups in the runs of a figure's line.
 
     A line is a variant or scenario with its runs over seeds.
 

@@ -69,7 +69,7 @@ class StragglingPoint:
 
 @dataclass(frozen=True)
 class StragglingLine:
-    """Shares of clients by outcome in the runs of one line of a figure.
+    """Shares of clients by outcome in the runs of a figure's line.
 
     A line is a variant or scenario with its runs over seeds. Outcomes are ``valid``, ``slow`` (the
     client answered without a finished epoch), ``late`` (the server ended its task, or its memory
@@ -127,7 +127,7 @@ def measure_straggling(series: Series) -> StragglingLine:
     """Return the shares of clients by outcome, by round and over all rounds.
 
     Args:
-        series: runs of one scenario.
+        series: the runs of a line: a variant or scenario with its runs over seeds.
 
     Raises:
         NothingToDrawError: the strategy has no server that selects clients, or no client's work

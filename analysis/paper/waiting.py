@@ -127,7 +127,7 @@ class Awaited:
 
 @dataclass(frozen=True)
 class WaitingLine:
-    """Waiting for the slowest clients in the runs of one line of a figure.
+    """Waiting for the slowest clients in the runs of a figure's line.
 
     A line is a variant or scenario with its runs over seeds.
 
@@ -240,7 +240,7 @@ def measure_waiting(series: Series) -> WaitingLine:
     """Return how long the rounds of a line waited for their slowest clients, and for whom.
 
     Args:
-        series: runs of one scenario.
+        series: the runs of a line: a variant or scenario with its runs over seeds.
 
     Raises:
         NothingToDrawError: the strategy has no rounds that a server opens.

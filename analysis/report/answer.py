@@ -38,7 +38,7 @@ def answers(
     The drawings of the first world are visible, and a click opens the drawings of each other world.
 
     Args:
-        worlds: the answers, one per world. The first six are shown; the others are only counted.
+        worlds: the answers, one per world. The first six are shown, further worlds only counted.
         colours: index of a line -> its colour.
         hint: remark on the certainty of all answers.
         is_over: whether all runs are done; if not, sentences begin with "So far".

@@ -33,7 +33,7 @@ def draw_key_picture(run: RunFolder) -> Markup | None:
 
 
 def draw_run(entry: DetailedRun, is_comparison: bool) -> Iterator[Markup]:
-    """Yield the pictures of one run, each folded: it shows when its heading is clicked.
+    """Yield the pictures of a run, each folded: a click on its heading shows it.
 
     The timeline is left out, as the page has an interactive one. On a page of a single run, the
     main picture is left out too, as it is at the top of the page.
@@ -68,8 +68,8 @@ def draw_series(
     pictures show this run.
 
     Args:
-        single_run_series: the runs for pictures without means, each a series of one run.
-        series: all runs, each series with the runs of one variant or scenario over seeds.
+        single_run_series: the runs for pictures without means, each a series of a single run.
+        series: all runs, each series with the runs of a variant or scenario over seeds.
         is_comparison: whether the report has several runs.
         omitted: name of a picture to skip.
     """

@@ -75,7 +75,7 @@ class Subject:
         return series
 
     def single_runs(self, most: int) -> list[Series]:
-        """Return series of one run each, for the first ``most`` runs that the page shows in detail.
+        """Return a series per run, for the first ``most`` runs that the page shows in detail.
 
         Each run has the colour of its line, the variant or scenario to which it belongs.
         """

@@ -237,7 +237,7 @@ class Codec(Spec):
         ``Traits.accumulated_contents`` names such contents, for example the update in FedDyn.
         Without correction, the encoding errors of all rounds would add up too. The variant
         therefore encodes in the way of a codec with error feedback. Yet the device stores no
-        residual, because what encoding leaves out of one content is part of the device's next
+        residual, because what encoding leaves out of a content is part of the device's next
         content anyway. By default the variant is this codec itself.
         """
         return self
@@ -362,8 +362,8 @@ class Plain(Codec):
 
     Attributes:
         dtype: number format that determines the bytes of a parameter in a message.
-        size: size of a whole model in a message (bytes), such as that of a compressed one; None:
-            the size in the format ``dtype``.
+        size: size of a whole model in a message (bytes), for compressed messages; None: the size
+            in the format ``dtype``.
     """
 
     kind: Literal["plain"] = "plain"

@@ -94,14 +94,14 @@ class Lazy:
 @saved()
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Content with some tensors of a model; the receiver has the others already.
+    """Content with some tensors of a model; the receiver has all further tensors already.
 
     The receiver gets a whole model, made of the sent tensors and of the tensors that it has.
 
     Attributes:
         model: the model of which some tensors are sent.
-        rest: the model of which the receiver has the other tensors, which cost no bytes; ``model``
-            itself if the receiver has these tensors of ``model``.
+        rest: the model of which the receiver has all further tensors, which cost no bytes;
+            ``model`` itself if the receiver has these tensors of ``model``.
         places: ranges of the parameters that are sent: pairs (begin, end) of positions in the array
             of all parameters of the model, ascending.
     """

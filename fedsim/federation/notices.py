@@ -64,8 +64,8 @@ class Notices:
     def notify(self, kind: NoticeKind, device: int) -> None:
         """Notify the strategy now, or as soon as the device is switched on and can be reached.
 
-        ``Notices`` says which method of the strategy is called. There is no call if the device can
-        never be reached again.
+        ``Notices`` names the method of the strategy that is called for each kind. There is no call
+        if the device can never be reached again.
 
         Args:
             kind: kind of the notice.

@@ -74,9 +74,9 @@ class LocalTrainings:
     def adapt_step(self, task: Task, step: TaskStep) -> TaskStep:
         """Return a training with the learning rate, batch size and SGD steps of its device.
 
-        If the device has a count of SGD steps, a training of one epoch in mini-batches becomes a
-        training of so many steps. A training of several epochs, or with all samples in one batch,
-        keeps its epochs.
+        If the device has a count of SGD steps, a training of a single epoch in mini-batches becomes
+        a training of this count of steps. A training of several epochs, or with all samples in a
+        single batch, keeps its epochs.
 
         Args:
             task: the task of the device.

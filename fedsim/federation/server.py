@@ -263,11 +263,11 @@ class Server:
     def emit(self, kind: str, **data: Any) -> None:
         """Record an event of the strategy's own, as a row of ``events.parquet``.
 
-        A record of the kind ``aggregate`` says which updates were combined into a model. Its fields
-        are ``round``, ``tasks`` (the tasks that sent the updates), ``weights`` (one for each task)
-        and, if an update may be combined in a later round than its own, ``staleness`` (the
-        difference of the rounds, for each task). A strategy need not record it: ``finish_round``
-        does so for the updates that no such record has listed.
+        A record of the kind ``aggregate`` lists the updates that became a model. The fields of the
+        record are ``round``, ``tasks`` (the tasks that sent the updates), ``weights`` (one for each
+        task) and, if an update may be combined in a later round than its own, ``staleness`` (the
+        difference of the rounds, for each task). A strategy need not add such records:
+        ``finish_round`` adds one for the updates that none has listed.
 
         Args:
             kind: name of the kind of record.

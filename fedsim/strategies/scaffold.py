@@ -139,10 +139,10 @@ class Scaffold(FedAvg[ScaffoldParams]):
     4. The model becomes the mean of the updates. c changes by the sum of the changes of all c_i,
        divided by the count of all devices.
 
-    With option I the new c_i is the gradient over all samples at the received model x. With option
-    II it is c_i - c + (x - y_i) / (s lr), with the trained model y_i after s SGD steps of learning
-    rate lr. With ``training.momentum`` a step is longer than lr times a gradient, which this
-    division leaves out.
+    With option I the new c_i is the gradient over all samples at the received model. With option II
+    it is c_i - c - change / (steps lr), where change is the trained model minus the received one,
+    and steps is the count of SGD steps. With ``training.momentum`` a step is longer than lr times a
+    gradient, which this division leaves out.
     """
 
     Params = ScaffoldParams

@@ -24,8 +24,8 @@ class Traits:
         averages_updates: whether each new model is the plain mean of a round's updates; see
             ``StrategyParams.averages_updates``.
         accumulated_contents: names of contents of devices' messages that device and server each
-            add up over rounds, such as the update in FedDyn. Codecs treat these contents as
-            ``Codec.for_added_up`` says.
+            add up over rounds, such as the update in FedDyn. These contents are encoded by
+            ``Codec.for_added_up``.
         kept_by: what decides which tensors stay on the devices. ``scenario``: the keys
             ``model.keep`` and ``model.send``; ``strategy``: ``StrategyParams.stays``; ``nobody``:
             no tensor stays there.

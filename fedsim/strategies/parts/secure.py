@@ -40,7 +40,7 @@ NeighbourLists = Mapping[int, Sequence[int]]
 class SecureAggregation(Spec):
     """``strategy.secure_aggregation``: SecAgg+, which shows the server only sums of updates.
 
-    A client adds masks (random numbers) to its update: one of its own, and one for each neighbour,
+    A client adds masks (random numbers) to its update: a private one, and one for each neighbour,
     which the neighbour subtracts. Two secrets of the client determine its masks. Only the bytes of
     the messages and the time of the server's computations are simulated: the updates themselves
     are not masked, and computations on devices take no time.
