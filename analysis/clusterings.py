@@ -163,11 +163,13 @@ def _make_panels(part: Figure | SubFigure, count: int) -> list[Axes]:
 def draw_similarity(run: RunFolder) -> Figure:
     """Draw a matrix of the similarities or distances of devices for each clustering by the server.
 
-    Devices are ordered by the groups into which the server put them. Titles have the means within
-    and across groups, without the diagonal. All panels share one scale; of more than six
-    clusterings six are drawn, evenly spread. If cosines of updates were recorded
-    (``evaluation.cosines``), a panel below shows them by round, within groups and across
-    groups, as in CFL's Fig. 3.
+    - Devices are ordered by the groups into which the server put them. Titles have the mean of the
+      pairs within groups, and of the pairs across groups; the diagonal is left out.
+    - All panels share a scale. Clusterings by similarities and by distances are not drawn together:
+      only the kind of the first clustering is. Of more than six clusterings six are drawn, evenly
+      spread.
+    - If cosines between updates were recorded (``evaluation.cosines``), a panel below has the
+      cosines by round, within groups and across groups, as in CFL's Fig. 3.
 
     Raises:
         NothingToDrawError: the run has recorded neither similarities nor cosines.

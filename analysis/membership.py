@@ -49,11 +49,12 @@ _AGREEMENT: dict[str, palette.Look] = {
 def draw_membership(run: RunFolder) -> Figure:
     """Draw the group (cluster) of each device over time.
 
-    A row per device has the colours of its groups, thin bars for pre-training, and marks of moves,
-    shifts of data, arrivals and departures. Rows are ordered by the device's last group, then by
-    the time of its first assignment; at most 1,500 are shown, evenly spread. Below are the sizes of
-    the groups, over all devices. If the true groups, by the likeness of devices' data, are known,
-    the agreement with them is drawn too.
+    - A row per device has the colours of its groups, thin bars for pre-training, and marks of
+      moves, shifts of data, arrivals and departures. Rows are ordered by the device's last group,
+      then by the time of its first assignment. At most 1,500 rows are drawn, evenly spread.
+    - Below are the sizes of the groups, over all devices.
+    - If the data source knows true groups, sets of devices with alike data, a third panel has the
+      agreement of the groups with the true groups.
 
     Raises:
         NothingToDrawError: no device is ever in a group.

@@ -155,8 +155,9 @@ def measure_communication(
 
     Args:
         series: the lines of the figure, each with the runs of a variant or scenario.
-        targets: possible targets. Accuracies are preferred to other metrics. The hardest target
-            that all runs reach is used, or else the hardest that any run reaches.
+        targets: possible targets, of which one is used for all lines: the hardest that all runs
+            reach, or else the hardest that any run reaches. Any accuracy is tried before a value of
+            another metric.
         fallback_targets: targets among which one is chosen in the same way if no run reaches any of
             ``targets``.
 
@@ -244,9 +245,11 @@ def draw_communication(
     Args:
         series: the lines to draw; a line is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
-        targets: possible targets. Accuracies are preferred to other metrics. The hardest target
-            that all runs reach is used, or else the hardest that any run reaches.
-        fallback_targets: targets that are used if no run reaches any of ``targets``.
+        targets: possible targets, of which one is used for all lines: the hardest that all runs
+            reach, or else the hardest that any run reaches. Any accuracy is tried before a value of
+            another metric.
+        fallback_targets: targets among which one is chosen in the same way if no run reaches any of
+            ``targets``.
 
     Raises:
         NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.

@@ -26,8 +26,9 @@ class FigureRequest:
     Attributes:
         series: the lines, each a variant or scenario with its runs over seeds.
         width: width of each figure (inches).
-        targets: possible targets of the communication cost.
-        fallback_targets: targets that are used if no run reaches any of ``targets``.
+        targets: possible targets up to which the figure of communication cost counts bytes; one of
+            them is used (``measure_communication``).
+        fallback_targets: targets of which one is used if no run reaches any of ``targets``.
         rounds: indices of the rounds that the figure ``rounds`` draws; empty for the default.
     """
 

@@ -114,9 +114,11 @@ class Real(NamedTuple):
     """Call of a Python function whose result a device sends; ``Client.real`` returns it.
 
     The function is run for real, for example to train a model of the user's own. Simulated time
-    does not pass meanwhile. The function is defined at the top of a module. It may run in another
-    process, on copies of the arguments, and restores the states of global random generators that it
-    uses; no other such function runs in the same process at the same time.
+    does not pass meanwhile. The function may run in another process, on copies of the arguments. No
+    other such function runs in the same process at the same time.
+
+    The function must be defined at the top of a module. If the function uses global random
+    generators, it has to restore their states.
 
     Attributes:
         function: the function.

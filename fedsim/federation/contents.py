@@ -74,10 +74,12 @@ class Opaque:
 class Lazy:
     """Content with numbers that a device computes from models, such as a loss; 4 bytes a number.
 
-    The values are computed when the server reads them by ``ServerModels.numbers``. ``Lazy("loss",
-    result.update)`` reports the loss of the last local epoch. ``Lazy("losses", result.tested,
-    count=m)`` reports the losses of the m models that an ``Evaluate`` step has tested.
-    ``Lazy("choice", result.tested)`` reports the index of the best of these models, from 0.
+    The values are computed when the server reads them by ``ServerModels.numbers``.
+
+    - ``Lazy("loss", result.update)`` reports the loss of the last local epoch.
+    - ``Lazy("losses", result.tested, count=m)`` reports the losses of the m models that an
+      ``Evaluate`` step has tested.
+    - ``Lazy("choice", result.tested)`` reports the index of the best of these models, from 0.
 
     Attributes:
         what: ``loss``, ``losses``, ``choice``, or ``numbers``, the result of a function of

@@ -148,12 +148,15 @@ class Evaluator:
     ) -> Figures:
         """Measure models, updates and groups after a round.
 
-        If a test is due, the models' accuracy and loss are measured, the training loss of the
-        updates, and their discrepancies: the mean distances of the updates from the models into
-        which they were aggregated, and from the models from which they were trained. If the data
-        source knows true groups of devices, the agreement of the strategy's groups with them is
-        measured after every round. The attributes ``last``, ``served`` and ``unseen_accuracy`` are
-        updated.
+        - If ``[evaluation]`` has a test after the round, accuracy, loss and other metrics of the
+          models are measured, and the training loss of the updates.
+        - In such a round the discrepancies of the updates are measured too: the mean distances of
+          the updates from the models into which they were aggregated, and from the models from
+          which they were trained.
+        - After every round, if the data source knows true groups of devices, the agreement of the
+          strategy's groups with the true groups is measured.
+
+        The attributes ``last``, ``served`` and ``unseen_accuracy`` are updated.
 
         Args:
             round_number: the round, from 0.

@@ -43,7 +43,8 @@ _SCHEMAS = {
 def as_list(column: pa.ChunkedArray) -> list[Any]:
     """Convert a ``pyarrow`` column to a list of Python objects.
 
-    A dictionary column is cast to its values first, as its ``to_pylist`` is 25 times as slow.
+    A dictionary column is cast to its values first, because ``to_pylist`` of a dictionary column is
+    25 times as slow.
     """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)

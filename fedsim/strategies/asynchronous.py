@@ -118,11 +118,13 @@ class Asynchronous(Strategy[A]):
     A subclass implements ``receive``, and has a ``Client`` if its clients do anything but plain
     SGD.
 
-    At any time ``concurrency`` clients work. Each downloads the current model (d parameters),
-    trains, and uploads the result (d parameters). A version is a model that the server publishes,
-    and the staleness of a result is the count of versions published since the client was asked.
-    Clients that end at the same time are replaced together. The run records each version as a
-    round, and calls it a version in texts.
+    At any time ``concurrency`` clients work, if available. Each downloads the current model (d
+    parameters), trains, and uploads the result (d parameters). Clients that end at the same time
+    are replaced together.
+
+    A version is a model that the server publishes. The staleness of a result is the count of
+    versions published since the client was asked. The run records each version as a round, and
+    calls it a version in texts.
     """
 
     round_word = "version"

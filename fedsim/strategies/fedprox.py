@@ -58,10 +58,12 @@ class FedProx(FedAvg[FedProxParams]):
     Source: Li et al., "Federated optimization in heterogeneous networks" (MLSys 2020), Algorithm 2.
 
     Messages are as in FedAvg. The local step is w <- w - lr (g + mu (w - w_global)), with the
-    gradient g of a mini-batch and the received model w_global. With a deadline and ``partial_work``
-    a client sends the result of its finished epochs, at least one. If the deadline counts from the
-    begin of the round, the client stops in time for its upload. mu = 0 without partial work is
+    gradient g of a mini-batch and the received model w_global. mu = 0 without partial work is
     FedAvg, bit for bit.
+
+    With a deadline and ``partial_work`` a client sends the result of its finished epochs, at least
+    one. If the deadline counts from the begin of the round, the client stops in time for its
+    upload.
     """
 
     Params: ClassVar[type[RoundParams]] = FedProxParams

@@ -264,7 +264,7 @@ class Selection(Spec):
     def select(
         self, server: Server, state: PartState, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
-        """Return the devices of a round; called again later if the result is empty.
+        """Return the devices of a round; an empty list if the server is to try again later.
 
         Args:
             server: API of the strategy's server code, with devices and random generators.
