@@ -270,7 +270,7 @@ def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
         column: the column along which curves are compared, ascending.
 
     Returns:
-        Columns ``at``, ``mean``, ``low`` and ``high``, at most 400 rows.
+        Columns ``at`` (value of ``column``), ``mean``, ``low`` and ``high``, at most 400 rows.
     """
     positions = [curve[column].to_numpy(float) for curve in curves]
     common = np.unique(np.concatenate([[], *positions]))

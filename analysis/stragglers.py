@@ -51,7 +51,7 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) ->
     Args:
         run: the run.
         rounds: draw the first eight rounds with training of ``rounds[0]`` to ``rounds[1] - 1``; by
-            default the three with the most failed tasks, and the median one.
+            default the three rounds with the most failed tasks, and the median (``worst_rounds``).
 
     Raises:
         NothingToDrawError: no round has training, or a deadline.
@@ -146,13 +146,14 @@ def _choose_rounds(
 def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, str]:
     """Choose the rounds with the most failed tasks, and the median round.
 
-    Of rounds with equally many failed tasks, the longest comes first. A round that the end of the
-    run cut off is chosen only if there is no other.
+    Rounds are ordered by the count of failed tasks, and among equals by duration. The first
+    ``count`` rounds are chosen, and the round in the middle of the order. A round that the end of
+    the run cut off is chosen only if no other round has training.
 
     Args:
         history: the run's records.
         trained: indices of the rounds with training.
-        count: count of the rounds with most failed tasks to choose.
+        count: count of rounds to choose from the begin of the order.
 
     Returns:
         Index of a round -> reason to draw it, ascending.

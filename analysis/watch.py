@@ -50,8 +50,9 @@ class Growing(LivePage):
         """Rebuild the report if a run has changed since the last build; return whether it did.
 
         Args:
-            at_once: whether to look for changes even if the report was rebuilt just before. Without
-                it, a pause follows each rebuild until all runs have ended.
+            at_once: whether to look for changes even if the report was rebuilt just before. By
+                default the report is not rebuilt for a time after each rebuild, unless all runs
+                have ended. This time is proportional to the duration of the rebuild.
         """
         lines: list[str] = []
         for path in self._paths:

@@ -61,7 +61,7 @@ def choose_rounds(series: Series, rounds: Sequence[int] = ()) -> ChosenRounds:
     Args:
         series: the line, which is a variant or scenario with its runs over seeds.
         rounds: indices of the rounds; by default the round with the most failed tasks, and the
-            median one.
+            median round (``worst_rounds``).
 
     Raises:
         NothingToDrawError: the run has no rounds with training.
@@ -93,7 +93,7 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
         series: the line, which is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
         rounds: indices of the rounds; by default the round with the most failed tasks, and the
-            median one.
+            median round (``worst_rounds``).
 
     Raises:
         NothingToDrawError: the run has no rounds with training.

@@ -67,7 +67,8 @@ class RoundWait:
         others_s: time at which all clients but the slowest were done, or at which the slowest
             began, if that is later.
         end_s: time at which the slowest clients were done, or the round ended.
-        outcome: outcome of the slowest clients; the worst if they differ.
+        outcome: outcome of the slowest clients; if their outcomes differ, the worst, which is the
+            last of ``stopped``, ``valid``, ``slow``, ``late`` and ``lost``.
         devices: device IDs of the slowest clients.
     """
 

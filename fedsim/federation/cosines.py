@@ -65,7 +65,8 @@ def spread_by_kind(units: Floats, kinds: Mapping[str, NDArray[np.bool_]]) -> dic
     """Return least, mean and largest cosine of the pairs of each kind, rounded to six digits.
 
     Args:
-        units: change of each update, divided by its Euclidean norm; float64 [updates, d].
+        units: difference of each update from the model from which it was trained, divided by the
+            Euclidean norm of the difference; float64 [updates, d].
         kinds: kind -> whether each pair is of this kind, bool [updates, updates].
 
     Returns:

@@ -52,7 +52,7 @@ class StopRules:
 
     Attributes:
         monitor: column of ``rounds.parquet`` by which tests are compared.
-        progress: the tests so far.
+        progress: the best test so far, and the last improvement.
     """
 
     def __init__(

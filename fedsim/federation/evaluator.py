@@ -370,8 +370,9 @@ class Evaluator:
             strategy: the strategy's server code.
 
         Returns:
-            Kind of pair -> least, mean and largest cosine, rounded to six digits; empty if
-            ``evaluation.cosines`` is false or no test is due.
+            Kind of pair -> least, mean and largest cosine, rounded to six digits. Empty if
+            ``evaluation.cosines`` is false, if ``[evaluation]`` has no test after the round,
+            without learning, or with fewer than two updates.
         """
         if not (self._spec.cosines and self._learner.learns and self._is_due(round_number)):
             return {}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class LostTasks:
     """Lost tasks of which the strategy is notified later, when the server notices the loss.
 
-    The server notices it after ``server.patience``, or earlier if the device is back.
+    The server notices the loss after ``server.patience``, or earlier if the device is back.
 
     Args:
         simulation: the clock.

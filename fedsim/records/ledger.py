@@ -119,7 +119,7 @@ class LedgerState(TypedDict):
 
     Attributes:
         down, up, peer: bytes to devices, from devices, and between other endpoints.
-        wasted: bytes of tasks (one device's work in a round) whose work was not used.
+        wasted: bytes of tasks whose work was not used.
         by_purpose: bytes by purpose of the payload, such as ``model``.
         by_task: task ID -> bytes so far, for running tasks.
         idle: task ID -> True if a training of the task ended before its first epoch was finished.
@@ -143,9 +143,9 @@ class Ledger:
         down: bytes to devices.
         up: bytes from devices.
         peer: bytes between other endpoints, such as two devices.
-        wasted: bytes of tasks (one device's work in a round) whose outcome is not ``done``, of tasks
-            with a training that finished no epoch, and of updates that were lost with their edge
-            server.
+        wasted: bytes of tasks whose outcome is not ``done``, of tasks with a training that finished
+            no epoch, and of tasks whose answers were lost with their edge server. A task is a
+            device's work for a request of the server.
         by_purpose: bytes by purpose of the payload, such as ``model``.
     """
 
@@ -188,7 +188,7 @@ class Ledger:
         ``close_task`` then counts the task's bytes as wasted, whatever the task's outcome.
 
         Args:
-            task: number of the task, one device's work in a round.
+            task: ID of the task, a device's work for a request of the server.
         """
         self._idle[task] = True
 
@@ -198,7 +198,7 @@ class Ledger:
         The task's bytes are stored until then, so that ``count_as_wasted`` can count them.
 
         Args:
-            task: number of the task, one device's work in a round.
+            task: ID of the task, a device's work for a request of the server.
         """
         self._at_edges[task] = 0.0
 
@@ -208,7 +208,7 @@ class Ledger:
         Work cannot be used if the outcome is not ``done``, or if a training finished no epoch.
 
         Args:
-            task: number of the task, one device's work in a round.
+            task: ID of the task, a device's work for a request of the server.
             outcome: how the task ended, such as ``done`` or ``late``.
         """
         moved = self._by_task.pop(task, 0.0)

@@ -225,7 +225,7 @@ def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
 def column(values: "Sequence[object] | AnyArray", kind: pa.DataType) -> pa.Array:
     """Convert strings or numbers to a ``pyarrow`` column; None becomes an empty cell.
 
-    The result equals ``pyarrow.array(values, kind)``, which would load pandas.
+    The result equals ``pyarrow.array(values, kind)``, but pandas is not loaded.
 
     Args:
         values: the cells, in order.

@@ -44,8 +44,9 @@ class FedAsyncParams(AsynchronousParams):
     def weight(self, version: int, staleness: int) -> float:
         """Return alpha_t, the weight of an update in the next model.
 
-        It is alpha, decayed up to the version by ``alpha_decay``, times the function ``staleness``
-        of the update's staleness. Source: Xie et al., section 5.2.
+        The weight is the key ``alpha``, multiplied by ``alpha_decay`` for each version of
+        ``alpha_decay_at`` that is reached, and by the function (key ``staleness``) of the update's
+        staleness. Source: Xie et al., section 5.2.
 
         Args:
             version: count of versions made so far.
