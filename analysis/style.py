@@ -162,7 +162,7 @@ def draw_rectangles(
         x1: right sides, [n] or one value.
         y0: lower sides, [n] or one value.
         y1: upper sides, [n] or one value.
-        look: options of the collection.
+        look: matplotlib's options of the collection of shapes.
     """
     x0, x1, y0, y1 = np.broadcast_arrays(np.atleast_1d(x0), x1, y0, y1)
     corners = np.stack([x0, y0, x1, y0, x1, y1, x0, y1], axis=1).reshape(-1, 4, 2)
@@ -181,7 +181,7 @@ def draw_bars(
         end: ends of the bars on the horizontal axis [n].
         row: vertical positions of the bars' middles [n].
         half: half the height of a bar.
-        look: options of the collection.
+        look: matplotlib's options of the collection of shapes.
     """
     middle = np.asarray(row)
     draw_rectangles(panel, start, end, middle - half, middle + half, **look)

@@ -32,8 +32,8 @@ _Position = tuple[float, float]
 def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
     """Draw variants in a plane of two costs, as an SVG for a report, with names below.
 
-    A variant is on the Pareto front if no other is better in both costs. Variants on the front, and
-    close to it, have numbers.
+    A variant is on the Pareto front if each other variant is worse in some cost, or equal in both.
+    The variants on the front, and a few variants close to the front, have numbers.
 
     Args:
         front: the Pareto front, and all variants.

@@ -247,10 +247,14 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
     """Return a DataFrame with one row per device that worked, most wasted time first.
 
     Returns:
-        ``device``, ``speed``, ``samples`` and other columns of ``devices.parquet``; ``tasks``, the
-        count of tasks, and a count per outcome other than ``done``; ``worked_s``, the time of its
-        tasks' steps (s); ``wasted_s``, the time of steps of tasks whose work was not used, and its
-        ``share`` (0..1); and ``bytes`` that it sent and received.
+        Columns:
+
+        - ``device``, ``speed``, ``samples`` and other columns of ``devices.parquet``;
+        - ``tasks``: count of tasks, and a column with the count for each outcome but ``done``;
+        - ``worked_s``: time of the steps of the device's tasks (s);
+        - ``wasted_s``: time of steps of tasks whose work was not used (s);
+        - ``share``: share of ``wasted_s`` in ``worked_s`` (0..1);
+        - ``bytes``: bytes that the device sent and received.
     """
     history = History(run)
     steps = history.steps.assign(length=history.steps["end"] - history.steps["start"])

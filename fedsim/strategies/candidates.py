@@ -72,10 +72,10 @@ class Candidates:
         return devices
 
     def ask(self, models: ModelAssignment, group_of: Callable[[int], int | None]) -> None:
-        """Send each candidate the selection's question, with the models that it would train.
+        """Send each candidate the selection's question, with the models that serve the candidate.
 
         Args:
-            models: the models of the strategy and the devices that each serves. A device that no
+            models: the models of the strategy and the devices that each serves. A candidate that no
                 model serves receives all models.
             group_of: function of a device's ID that returns its group, or None for no group.
         """

@@ -117,7 +117,9 @@ class Combining(Strategy[S]):
     def record_aggregate(
         self, entries: Sequence[Entry], weights: Sequence[float], **record: object
     ) -> None:
-        """Record which updates were combined into a model; needed if ``next_model`` is not called.
+        """Record which updates were combined into a model.
+
+        ``next_model`` calls it; a strategy that does not call ``next_model`` calls it by itself.
 
         Args:
             entries: the updates.

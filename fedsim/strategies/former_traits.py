@@ -75,8 +75,8 @@ class FormerNames(Spec):
     def unprotected(self, protection: Protection) -> str | None:
         """Deprecated: call ``why_not.against``, which returns the same; a call warns.
 
-        Return the reason why the strategy does not work with an aggregation that protects privacy
-        or from malicious devices; None if it works.
+        Return the reason why the strategy does not work with an aggregation that protects privacy,
+        or protects the model from malicious devices; None if the strategy works with it.
 
         Args:
             protection: the aim of the aggregation: ``private`` or ``robust``.

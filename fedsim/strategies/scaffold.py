@@ -23,9 +23,9 @@ class ScaffoldParams(AggregatingParams):
     The paper's learning rate of the server is ``lr`` of ``server = "sgd"``.
 
     Attributes:
-        option: renewal of a client's control variate c_i: from the change of the model (``II``), or
-            as a gradient (``I``). With ``I`` one more pass computes the gradient at the received
-            model.
+        option: how a client computes its new control variate c_i. ``II``: from the change of the
+            model by the training. ``I``: as the gradient at the received model, for which one more
+            pass over the samples is computed.
     """
 
     traits: ClassVar[Traits] = Traits(accumulated_contents=("control-variate",))

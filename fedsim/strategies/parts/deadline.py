@@ -97,7 +97,7 @@ class Deadline(Spec):
 
         Args:
             state: state of the deadline.
-            took_s: time since the cohort was asked (s).
+            took_s: time from the request to the cohort until the end of the task (s).
             in_time: whether the task was done in time; False also if its client has disconnected.
         """
 
@@ -108,8 +108,9 @@ class Fixed(Deadline):
     Attributes:
         since: ``round``: the time counts from the begin of the round, and limits whole tasks.
             ``download``: the time counts from the end of each client's download, and limits only
-            its training (in CATA-Fed also its upload, unless ``upload_time`` is ``ignored``); the
-            round closes after the last upload. None: ``round``, and ``download`` in CATA-Fed.
+            the client's training; the round closes after the last upload. In CATA-Fed the time also
+            limits the upload, unless ``upload_time`` is ``ignored``. None: ``download`` in
+            CATA-Fed, and otherwise ``round``.
     """
 
     kind: Literal["fixed"] = "fixed"

@@ -154,7 +154,7 @@ class SecureAggregation(Spec):
 
         Args:
             graph: client -> its neighbours.
-            masked: the clients that have shared their secrets.
+            masked: the clients that have sent shares of their secrets to their neighbours.
             summed: the clients whose updates are in the sum.
             numbers: count of numbers in an update.
         """
