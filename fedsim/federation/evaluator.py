@@ -317,7 +317,7 @@ class Evaluator:
             yield np.subtract(weights, start_weights, dtype=np.float64)
 
     async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        """Return the mean Euclidean distance of updates from other models (FlexCFL, Eq. 3).
+        """Return the mean Euclidean distance of updates from other models (FlexCFL's discrepancy).
 
         Args:
             pairs: pairs of an update and a model, such as the model into which the update was
