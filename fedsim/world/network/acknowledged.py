@@ -47,9 +47,11 @@ class AcknowledgedFlows(QueuedFlows):
         if acked is None:
             acked = self._history.at(now - senders.round_trip)
         self._acked = acked
+        # a mark is finite from a loss until its sender learns of the loss
         if np.count_nonzero(np.isfinite(self._mark)):
             self._learn_losses(acked)
         segments = acked / self._rules.packet
+        # a round trip ends when the segments that were sent before its begin are acknowledged
         is_round_over = segments >= senders.round_end
         if self._has_bbr:
             self._update_estimates(segments, is_round_over, now)
@@ -74,6 +76,7 @@ class AcknowledgedFlows(QueuedFlows):
         Args:
             acked: bytes of each flow that are acknowledged by now, float64 [flows].
         """
+        # the mark is the count of acknowledged bytes at which the sender learns; infinity: no loss
         has_mark = np.isfinite(self._mark)
         is_silent = (self._under_way() <= NO_BYTES) & (acked >= self._delivered - NO_BYTES)
         has_learned = (acked >= self._mark - NO_BYTES) | (has_mark & is_silent)
@@ -188,6 +191,7 @@ class AcknowledgedFlows(QueuedFlows):
         senders = self.senders
         free_window = senders.window * self._rules.packet + acked + self._lost - self._sent
         unsent = self._size + self._lost - self._sent
+        # indices of the flows whose sender has bytes, but no room for a packet in its window
         waiting = ((free_window < self._rules.packet) & (unsent > NO_BYTES)).nonzero()[0]
         if not len(waiting):
             return length_s
@@ -197,10 +201,12 @@ class AcknowledgedFlows(QueuedFlows):
         begins = self._since + least_s - round_trips
         known_bytes = acked[waiting] + NO_BYTES
         interval_s = length_s - least_s
-        sent_at = self._history.times_before_exceeding(waiting, known_bytes, begins, interval_s)
-        times_left = sent_at + round_trips - self._since
-        within = times_left[(times_left >= least_s) & (times_left < length_s)]
-        return float(within.min(initial=length_s))
+        delivered_at = self._history.times_before_exceeding(
+            waiting, known_bytes, begins, interval_s
+        )
+        times_left = delivered_at + round_trips - self._since
+        is_within = (times_left >= least_s) & (times_left < length_s)
+        return float(times_left[is_within].min(initial=length_s))
 
     def _is_stuck(self) -> bool:
         """Return whether no sender awaits an acknowledgement or learns of a loss any more.

@@ -187,6 +187,7 @@ def note_round(
     bbr.rates[noted, columns] = rate[is_noted]
     bbr.round_since[rows] = now
     bandwidth = bbr.bandwidth
+    # STARTUP ends when the bandwidth has not grown enough in ``_FULL_ROUNDS`` round trips in a row
     in_startup = rows[(bbr.state[rows] == STARTUP) & is_limited]
     has_grown = bandwidth[in_startup] >= _FULL_GROWTH * bbr.full_rate[in_startup]
     bbr.full_rate[in_startup[has_grown]] = bandwidth[in_startup[has_grown]]

@@ -242,15 +242,17 @@ class LinkComponent(SteadyFlows):
         self._since = now
         self._plan = None
         self.next_end = math.inf
-        part = passed_s / plan.length_s if plan.length_s < math.inf else 0.0
-        if part >= 1:
+        # a step of infinite length moves no bytes
+        passed_part = passed_s / plan.length_s if plan.length_s < math.inf else 0.0
+        is_whole_step = passed_part >= 1
+        if is_whole_step:
             self._carry_out_all(plan)
-        elif plan.parts is None:
-            self._carry_out_part(plan, np.full(len(self), part))
+        elif plan.parts is None:  # no flow ends in the step
+            self._carry_out_part(plan, np.full(len(self), passed_part))
         else:  # a flow that ends moves all its bytes within its part of the step
-            self._carry_out_part(plan, np.minimum(part / plan.parts, 1.0))
+            self._carry_out_part(plan, np.minimum(passed_part / plan.parts, 1.0))
         self._history.add(now, self._delivered, self._memory_s())
-        self._react(now, plan.acked if part >= 1 else None)
+        self._react(now, plan.acked if is_whole_step else None)
         if plan.parts is None:
             return []
         has_ended = plan.ends <= now
@@ -264,11 +266,11 @@ class LinkComponent(SteadyFlows):
 
     def _carry_out_all(self, plan: StepPlan) -> None:
         """Move the bytes, and grow the windows, of a whole planned step."""
-        lost_nothing = self._apply_changes(plan, share=None)
+        had_no_losses = self._apply_changes(plan, share=None)
         self._batches = plan.batches
         self._waiting = plan.waiting
         self._arriving = plan.arriving
-        self._mark_losses(lost_nothing)
+        self._mark_losses(had_no_losses)
         self._steps_until_look -= 1
         if plan.is_look:
             self._steps_until_look = _PATIENCE_STEPS
@@ -280,11 +282,11 @@ class LinkComponent(SteadyFlows):
             plan: the planned step.
             shares: part of each flow's bytes that have moved by now, 0 to 1, float64 [flows].
         """
-        lost_nothing = self._apply_changes(plan, shares)
+        had_no_losses = self._apply_changes(plan, shares)
         self._batches = _between(open_batch(self._batches), plan.batches, shares)
         self._waiting = _between(self._waiting, plan.waiting, shares)
         self._arriving = _between(self._arriving, plan.arriving, shares)
-        self._mark_losses(lost_nothing)
+        self._mark_losses(had_no_losses)
 
     def _apply_changes(self, plan: StepPlan, share: Floats | None) -> Flags:
         """Add the planned changes to the flows' counts of bytes and to their windows.
@@ -297,7 +299,7 @@ class LinkComponent(SteadyFlows):
             Whether each flow had no unnoticed losses before this step (lost bytes of which its sender
             has not learned), bool [flows].
         """
-        lost_nothing: Flags = self._dropped <= 0
+        had_no_losses: Flags = self._dropped <= 0
         self._sent += part_of(plan.sent, share)
         self._delivered += part_of(plan.delivered, share)
         self._dropped += part_of(plan.dropped, share)
@@ -307,17 +309,17 @@ class LinkComponent(SteadyFlows):
         self._losses.use(plan.draws_on_links, plan.draws_in_queues)
         self._held = plan.is_held
         self.senders.apply(plan.growth, share, self._since)
-        return lost_nothing
+        return had_no_losses
 
-    def _mark_losses(self, lost_nothing: Flags) -> None:
+    def _mark_losses(self, had_no_losses: Flags) -> None:
         """Store when the sender of each flow with a new loss will learn of it.
 
         It learns of the loss when all bytes that are now delivered or under way are acknowledged.
 
         Args:
-            lost_nothing: whether the flow had no unnoticed losses before the step, bool [flows].
+            had_no_losses: whether the flow had no unnoticed losses before the step, bool [flows].
         """
-        is_new = lost_nothing & (self._dropped > 0) & np.isinf(self._mark)
+        is_new = had_no_losses & (self._dropped > 0) & np.isinf(self._mark)
         if np.count_nonzero(is_new):
             ahead = self._delivered + self._under_way()
             self._mark[is_new] = ahead[is_new]
@@ -390,6 +392,7 @@ class LinkComponent(SteadyFlows):
         movement = self._move(sending, length_s, draws)
         amounts = movement.bytes
         ends, parts = self._find_ends(movement, length_s)
+        # acknowledgements come a round trip after their deliveries, which are then before the step
         has_known_acks = bool((self.senders.round_trip >= length_s).all())
         # nothing will happen before a flow or a link changes
         if not self._moves(sending, amounts) and self._is_stuck():
@@ -417,6 +420,9 @@ class LinkComponent(SteadyFlows):
     def _send(self, length_s: float, delays: Floats, acked_before: Floats) -> SentBytes:
         """Compute how many bytes each sender sends in a step, limited by its window and first link.
 
+        Windows are in segments (packets). A sender is held if its first link makes it wait, instead of
+        dropping bytes that do not fit into its queue.
+
         Args:
             length_s: length of the step (s).
             delays: time that bytes wait in the queues of each flow's route (s), float64 [flows].
@@ -426,6 +432,7 @@ class LinkComponent(SteadyFlows):
         packet = self._rules.packet
         end = self._since + length_s
         acked = self._history.at(end - senders.round_trip)
+        # limit 1: the window, less the bytes that are not acknowledged (lost bytes do not count)
         growth = self._growth_by_acks(acked_before, acked, end, delays)
         allowed = (senders.window + growth.windows) * packet + acked + self._lost - self._sent
         # within a step that is longer than its round trip, a held sender sends several windows
@@ -433,13 +440,16 @@ class LinkComponent(SteadyFlows):
         if np.count_nonzero(is_repeating):
             repeated = senders.window * packet * length_s / senders.round_trip
             allowed = np.where(is_repeating, np.maximum(allowed, repeated), allowed)
+        # limit 2: the pacing rates (segments/s), if any
         paces = self._pacing_limits(growth.windows, delays, has_acks=acked_before > 0)
         paced = None
         if paces is not None:
             paced = paces * packet * length_s
             allowed = np.minimum(allowed, paced)
+        # limit 3: the bytes that the sender has, with the lost bytes, which it sends again
         unsent = self._size + self._lost - self._sent
         wanted = np.minimum(np.maximum(allowed, 0.0), unsent)
+        # limit 4: the first link, if it makes senders wait
         sent = wanted
         if self._rules.holds_back:
             sendable = self.links.capacity * length_s
@@ -447,6 +457,7 @@ class LinkComponent(SteadyFlows):
         # A long step needs a sender that stays held: its window must suffice for MOST_STEP_S more.
         lasting_bytes = senders.window * packet * length_s
         is_held = (sent < wanted) & (lasting_bytes >= sent * (senders.round_trip + MOST_STEP_S))
+        # part of the step in which a paced sender sends; without pacing it sends all at the begin
         busy = np.zeros(len(self)) if paced is None else wanted / paced
         return SentBytes(sent, busy, is_held, growth, acked)
 
@@ -468,6 +479,7 @@ class LinkComponent(SteadyFlows):
         # full
         is_slow = senders.window < senders.threshold
         full_bytes = np.where(is_slow, 0.5, 1.0) * senders.window * packet
+        # a finite mark: the sender has still to learn of a loss, and its window does not grow
         is_limited = (in_flight >= full_bytes - packet) & np.isinf(self._mark)
         return self._window_growth((acked - acked_before) / packet, is_limited, end, delays)
 
@@ -531,10 +543,12 @@ class LinkComponent(SteadyFlows):
         is_complete = delivered >= missing - NO_BYTES
         if not np.count_nonzero(is_complete):
             return ends, None
+        # the bytes of a flow that ends move only while its sender or a link on its route is busy
         parts = np.ones(len(self))
         parts[is_complete] = np.maximum(movement.busy()[is_complete], _LEAST_BUSY)
         share_needed = missing[is_complete] / np.maximum(delivered[is_complete], NO_BYTES)
         delays_s = length_s * parts[is_complete] * np.clip(share_needed, 0.0, 1.0)
+        # an end is after the begin of the step, even if the delay is rounded to nothing
         ends[is_complete] = np.maximum(
             self._since + delays_s, math.nextafter(self._since, math.inf)
         )

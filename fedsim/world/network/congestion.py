@@ -238,6 +238,7 @@ def grow(
         delay: round trip with queues (s), [flows].
     """
     window = senders.window
+    # in slow start, the window grows by a segment for each acknowledged segment, up to the threshold
     is_slow = window < senders.threshold
     in_slow_start = np.minimum(acked, np.maximum(senders.threshold - window, 0.0))
     if np.count_nonzero(is_slow) == len(is_slow):
@@ -245,6 +246,7 @@ def grow(
     if control == "reno":
         growth = np.where(is_slow, in_slow_start, acked / window)
         return Growth(np.where(is_limited, growth, 0.0))
+    # CUBIC: an epoch begins at the first growth after a loss or slow start
     is_cubic = is_limited & ~is_slow
     is_new_epoch = is_cubic & np.isnan(senders.epoch)
     elapsed_s = now - senders.epoch

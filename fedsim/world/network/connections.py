@@ -120,6 +120,7 @@ class Connections:
             if control != "bbr":
                 row["state"] = OTHER
             return row
+        # rounds and phases go on as if there had been no idle time
         idle_s = now - memory.until
         estimates = dict(former)
         estimates["round_since"] = former["round_since"] + idle_s

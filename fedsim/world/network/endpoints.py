@@ -103,9 +103,10 @@ class Endpoints(ABC):
         self._edge_latency = np.empty(0)
         if built.edge_latency is not None:
             self._edge_latency = built.edge_latency
-        servers = self.devices + len(self._edge_latency)
-        self.hosts = {name: servers + number for number, name in enumerate(built.hosts)}
-        self.endpoints = servers + len(built.hosts)
+        # IDs of devices come first, then those of edge servers, then those of hosts
+        first_host = self.devices + len(self._edge_latency)
+        self.hosts = {name: first_host + number for number, name in enumerate(built.hosts)}
+        self.endpoints = first_host + len(built.hosts)
         self.access: dict[Direction, Floats] = {"down": built.down, "up": built.up}
         # Not rounded to ticks: weights depend on latencies, and a latency may be only a few ticks.
         self._own_latency = latency
@@ -162,8 +163,10 @@ class Endpoints(ABC):
         Raises:
             SimulationError: there is no such endpoint.
         """
-        if name == "server" or name in self.hosts:
-            return self.hosts.get(name, SERVER)
+        if name in self.hosts:
+            return self.hosts[name]
+        if name == "server":
+            return SERVER
         edges = len(self._edge_latency)
         match = re.fullmatch(r"(device|edge) (\d{1,9})", name)
         if match is not None:
@@ -177,6 +180,7 @@ class Endpoints(ABC):
             if count:
                 allowed.append(f"{kind} 0 to {count - 1}")
         allowed += self.hosts
+        # a mistyped name is compared with the first name of each range
         hint = nearest(name, [text.partition(" to ")[0] for text in allowed])
         raise SimulationError(
             f"there is no endpoint {name!r}; allowed are {', '.join(allowed)}{hint}"
@@ -223,6 +227,7 @@ class Endpoints(ABC):
                 if self.edges is not None:
                     edge_end = self.devices + self.edges.item(end)
             edge_ends.append(edge_end)
+        # between two devices of one edge server, bytes do not go to the server
         if edge_ends[0] != edge_ends[1]:
             edges = [self.edge_at(edge_end) for edge_end in edge_ends]
             seconds += sum(self._edge_latency.item(edge) for edge in edges if edge is not None)
@@ -302,7 +307,7 @@ class Endpoints(ABC):
         period = self.devices
         if self.repeats:
             period = min(self.repeats, self.devices)
-        narrowest_rates = []
+        narrowest_rates = []  # least rate of the shared links of each of the first devices
         for device in range(period):
             links = self.links_between(*ends(device, direction))
             narrowest_rates.append(min([rate for _, rate in links], default=math.inf))
@@ -384,12 +389,16 @@ def _refuse_wrong_values(
             f"devices have {len(down)} rates down, {len(up)} up and {len(latency)} latencies; "
             "all as many"
         )
-    rate = "B/s; a rate must be above 0"
-    finite = "s; it must be finite and not negative"
-    allowed = [("link down", down, down > 0, rate), ("link up", up, up > 0, rate)]
-    allowed += [("latency", latency, (latency >= 0) & (latency < np.inf), finite)]
-    for name, column, is_allowed, why in allowed:
+    rate_rule = "B/s; a rate must be above 0"
+    latency_rule = "s; it must be finite and not negative"
+    is_latency = (latency >= 0) & (latency < np.inf)
+    checks = [
+        ("link down", down, down > 0, rate_rule),
+        ("link up", up, up > 0, rate_rule),
+        ("latency", latency, is_latency, latency_rule),
+    ]
+    for name, column, is_allowed, rule in checks:
         wrong_devices = np.flatnonzero(~is_allowed)
         if len(wrong_devices):
             device = wrong_devices[0]
-            raise SimulationError(f"device {device} has a {name} of {column[device]} {why}")
+            raise SimulationError(f"device {device} has a {name} of {column[device]} {rule}")

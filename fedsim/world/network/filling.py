@@ -145,6 +145,7 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
     rates = np.empty(len(routes))
     unsettled = np.arange(len(routes))
     while unsettled.size:
+        # ``cap``, ``shares`` and ``offer`` are rates per unit of weight
         route = routes[unsettled]
         weight = weights[unsettled]
         cap = (caps / weights)[unsettled]
@@ -152,6 +153,7 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
         link_weight = np.bincount(flat_route, weights=np.repeat(weight, hops), minlength=links)
         shares = (remaining / np.where(link_weight > 0, link_weight, 1))[route]
         offer = np.minimum(shares.min(axis=1), cap)
+        # count of the flows on each link that another link or their cap limits more
         lower_offers = np.bincount(
             flat_route, weights=(offer[:, None] < shares).ravel(), minlength=links
         )
@@ -177,19 +179,20 @@ class Filling:
         self.next_end = math.inf
         self.changed = False
         self._links: dict[str, int] = {}  # name -> index from 1; index 0 pads routes
-        self._capacity = [math.inf]
-        self._since = 0.0
+        self._capacity = [math.inf]  # capacity of each link (bytes/s), by its index
+        self._since = 0.0  # time (s) for which ``_sent`` holds
+        # arrays with an entry for each flow
         self._id = np.empty(0, dtype=np.int64)
-        self._size = np.empty(0)
-        self._sent = np.empty(0)
-        self._cap = np.empty(0)
+        self._size = np.empty(0)  # bytes on the wire
+        self._sent = np.empty(0)  # bytes on the wire
+        self._cap = np.empty(0)  # highest rate, in addition to the limits by links (bytes/s)
         self._weight = np.empty(0)
-        self._rate = np.empty(0)
-        self._end = np.empty(0)
-        self._route = np.zeros((0, 1), dtype=np.int64)
+        self._rate = np.empty(0)  # bytes/s
+        self._end = np.empty(0)  # s
+        self._route = np.zeros((0, 1), dtype=np.int64)  # indices of links, padded [flows, hops]
         # ID, size, sent bytes, cap, weight and links of each flow that ``share`` adds
         self._entering: list[tuple[int, float, float, float, float, list[int]]] = []
-        self._leaving: list[int] = []
+        self._leaving: list[int] = []  # IDs of the flows that ``share`` removes
 
     def enter(
         self,
@@ -201,7 +204,7 @@ class Filling:
         sent: float = 0.0,
         route: Route = (),
     ) -> None:
-        numbers = []
+        numbers = []  # indices of the route's links
         for name, capacity in route:
             number = self._links.setdefault(name, len(self._capacity))
             if number == len(self._capacity):

@@ -81,16 +81,16 @@ class Network(RunningFlows):
         built = Infrastructure(links, down, up, latency, transport, edge_latency, edges, hosts)
         super().__init__(simulation, built, sharing)
         self._env = simulation.env
+        # functions that set these alarms again in a resumed run
         self._env.declare_alarm("network", self._set_network_alarm, in_background=True)
         self._env.declare_alarm("latency", self._set_latency_alarm, in_background=True)
         self.on_shared: Callable[[], None] | None = None
         self.overhead = self._protocol.overhead
-        self._weighs = self._protocol.weighs
+        self._weighs = self._protocol.weighs  # whether the protocol draws weights of flows
 
-        # flows that have not ended, by ID
         self._started = 0  # count of flows so far; the next ID
-        self._flows: dict[int, Flow] = {}
-        self._in_latency: dict[int, Alarm] = {}
+        self._flows: dict[int, Flow] = {}  # flow ID -> flow that has not ended
+        self._in_latency: dict[int, Alarm] = {}  # flow ID -> alarm at the end of its latency
         # destination -> count of flows to it, except from the server; kept only if flows have
         # weights
         self._uploads: Counter[int] = Counter()
@@ -189,11 +189,12 @@ class Network(RunningFlows):
         It is necessary if two flows may share an own link, or if a flow uses two own links. In a
         general network own links are shared by max-min fairness, instead of being caps of flows.
         """
-        sends = 0 <= source < self.devices
-        receives = 0 <= destination < self.devices
-        shares_up = sends and (receives or source in self._sending)
-        shares_down = receives and destination in self._receiving
-        if shares_up or shares_down:
+        is_from_device = 0 <= source < self.devices
+        is_to_device = 0 <= destination < self.devices
+        uses_two_links = is_from_device and is_to_device
+        shares_up = is_from_device and source in self._sending
+        shares_down = is_to_device and destination in self._receiving
+        if uses_two_links or shares_up or shares_down:
             self._crowded = True
             self._unsettle()
         self._sending.add(source)
@@ -225,7 +226,7 @@ class Network(RunningFlows):
         if flow.id in self._running:
             sent = self._payload(flow, self._rule(flow).sent(flow.id, now))
             del self._running[flow.id]
-            self._leaving.append(flow)
+            self._leaving.append(flow)  # ``solve`` removes it from its sharing rule
             self._unsettle()
         elif flow.id in self._in_latency:
             self._in_latency.pop(flow.id).cancel()
@@ -248,6 +249,7 @@ class Network(RunningFlows):
         self._advance(now)
         if flow.id in self._running:
             rule = self._rule(flow)
+            # ``tie_s`` is the difference up to which two times count as equal
             is_due = flow.wire - rule.sent(flow.id, now) <= rule.rate(flow.id) * tie_s(now)
         elif flow.id in self._in_latency:
             takes_no_time = flow.size == 0 or self._is_unlimited(flow)
@@ -280,12 +282,18 @@ class Network(RunningFlows):
 
         The clock calls this method once at the end of an instant with such changes. The method also
         sets the alarm for the next end of a flow, and calls ``on_shared``.
+
+        The network becomes general when flows first share a device's own link. Before, each own link
+        is a cap on one flow; from then on, all links are shared by one rule.
         """
         self._unsettled = False
         now = self._simulation.now
         self._advance(now)
+        # The order: running flows and links are first updated under the present sharing rules; then
+        # all flows may move to the rule of a general network; new flows enter the final rules; rates
+        # are computed last, once for all changes.
         becomes_general = self._crowded and not self._general
-        sent: dict[int, float] = {}
+        sent: dict[int, float] = {}  # flow ID -> bytes sent by now, before updates can round them
         if becomes_general:
             for flow in self._running.values():
                 sent[flow.id] = self._rule(flow).sent(flow.id, now)
@@ -299,10 +307,7 @@ class Network(RunningFlows):
         if self._changed:
             self._change_links(now)
         if becomes_general:
-            self._general = True
-            self._rules = [self._sharing()]
-            for flow in self._running.values():
-                self._enter(flow, self._cap(flow), now, min(max(sent[flow.id], 0.0), flow.wire))
+            self._become_general(sent, now)
         if self._entering:
             self._start_entering(now)
         for rule in self._rules:
@@ -312,9 +317,22 @@ class Network(RunningFlows):
         if self.on_shared is not None:
             self.on_shared()
 
+    def _become_general(self, sent: Mapping[int, float], now: float) -> None:
+        """Move all running flows to a new sharing rule, which also shares the devices' own links.
+
+        Args:
+            sent: flow ID -> bytes on the wire that the flow has sent by now.
+            now: the time (s).
+        """
+        self._general = True
+        self._rules = [self._sharing()]
+        for flow in self._running.values():
+            self._enter(flow, self._cap(flow), now, min(max(sent[flow.id], 0.0), flow.wire))
+
     def _start_entering(self, now: float) -> None:
         """Start the flows whose latency is over; end the flows that no link limits at once."""
         for flow in self._entering.values():
+            # the window comes first, because it limits the cap
             if self._slow_start and flow.size > 0:
                 round_trip = self.round_trip_s(flow.source, flow.destination)
                 self._windows.start(flow.id, self._own_rate(flow), round_trip, now)
@@ -360,17 +378,19 @@ class Network(RunningFlows):
         Args:
             source, destination: IDs of the endpoints.
         """
-        # a transfer from an edge server or another host to a device is a download too
-        comes_down = source == SERVER or (
-            source >= self.devices and 0 <= destination < self.devices
-        )
+        # IDs from 0 to ``devices`` - 1 are devices, the IDs from ``devices`` on are edge servers and
+        # other hosts; a transfer from these to a device is a download too
+        is_to_device = 0 <= destination < self.devices
+        is_from_host = source >= self.devices
+        comes_down = source == SERVER or (is_from_host and is_to_device)
         direction: Direction = "down" if comes_down else "up"
         device = destination if comes_down else source
         count = self._transfers.get(device, 0)
         round_trip = 2 * self._exact_latency_s(source, destination) + self._protocol.round_trip
         weight = self._protocol.weight(self._streams, device, count, round_trip, direction)
         self._transfers[device] = count + 1
-        # running uploads keep their share when another one begins beside them (docs/time.md)
+        # An upload that begins beside others has a lower weight, as running uploads keep their share
+        # (docs/time.md).
         if direction == "up" and self._uploads[destination]:
             return weight * self._protocol.late_weight
         return weight
@@ -433,10 +453,18 @@ class Network(RunningFlows):
                 )
 
     def _arrive(self, flow: Flow, end: float) -> None:
+        """End a flow whose last byte has arrived; the next alarm calls its ``done``."""
         self._arrived.append(flow)
         self._end(flow, end, flow.size)
 
     def _end(self, flow: Flow, end: float, sent: float) -> None:
+        """Mark a flow as ended, and remove it from the registers, except ``_running``.
+
+        Args:
+            flow: the flow, complete or cancelled.
+            end: time of its end (s).
+            sent: payload that has arrived (bytes).
+        """
         flow.ended = end
         flow.sent = sent
         if self._slow_start:
@@ -473,12 +501,14 @@ class Network(RunningFlows):
         self._started = state["started"]
         self._flows = state["flows"]
         self._general = state["general"]
+        # in the saved order, in which flows are updated
         self._running = {flow_id: self._flows[flow_id] for flow_id in state["running"]}
         uploads = [flow for flow in self._flows.values() if flow.source != SERVER]
         self._uploads = Counter(flow.destination for flow in uploads)
         self._transfers = state["transfers"]
         self._windows.restore(cast(WindowsState, state))
         self.limits = state["limits"]
+        # rules get their saved attributes below, so first of all they must be of the same classes
         if self._general and self._queues is None:
             self._rules = [self._sharing()]
         for rule, saved in zip(self._rules, state["rules"], strict=True):
@@ -543,7 +573,7 @@ class Network(RunningFlows):
             when = min(when, self.traces.next_change())
         if self._wakeup is not None:
             if self._wakeup.when == when:
-                return
+                return  # the present alarm is right
             self._wakeup.cancel()
         self._wakeup = None
         if when < math.inf:

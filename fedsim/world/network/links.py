@@ -40,7 +40,7 @@ class QueuedLinks:
         self.levels: list[Level] = []
         self.grouped = 0
         self._furthest: Ints = np.zeros(1, dtype=np.int64)  # greatest position on a route, [links]
-        self._hops = 1
+        self._hops = 1  # length of the padded routes at the last grouping
         self.never_full = np.empty(0, dtype=np.int64)
 
     def add(self, name: str, rate: float) -> int:
@@ -126,7 +126,8 @@ class QueuedLinks:
 
         Links are grouped by their furthest position on any route, so that in most cases bytes can
         pass a whole route within a step. Flows whose links are in ``levels`` already are not grouped
-        again, unless a new flow moves one of their links to another level.
+        again, unless a new flow moves one of their links to another level. The first ``grouped`` flows
+        are those that are in ``levels``.
 
         Args:
             route: numbers of each flow's links, padded with 0, int64 [flows, hops].
@@ -134,12 +135,12 @@ class QueuedLinks:
         """
         hops = route.shape[1]
         if hops != self._hops:
-            self.grouped = 0
+            self.grouped = 0  # the indices ``Level.cells`` depend on the length of routes
         # one entry for each link of each flow that is not grouped yet
         flows, positions = (np.arange(hops) <= lasts[self.grouped :, None]).nonzero()
         flows += self.grouped
         links = route[flows, positions]
-        # count of links at the last grouping
+        # furthest position of each link; known for the links of the last grouping
         known_links = len(self._furthest) if self.grouped else 0
         furthest = np.zeros(len(self.capacity), dtype=np.int64)
         furthest[:known_links] = self._furthest[:known_links]
@@ -151,10 +152,12 @@ class QueuedLinks:
             return
         if self._rules.holds_back:
             self.never_full = (furthest == 0).nonzero()[0]  # first on each route that has them
+        # the entries of the new flows are appended to the former levels
         former = {level.number: level for level in self.levels} if self.grouped else {}
         level_numbers = furthest[links]
+        last_level = max([int(level_numbers.max(initial=-1)), *former])
         self.levels = []
-        for number in range(max([int(level_numbers.max(initial=-1)), *former]) + 1):
+        for number in range(last_level + 1):
             at_level = (level_numbers == number).nonzero()[0]
             level_flows = flows[at_level]
             level_positions = positions[at_level]
@@ -217,7 +220,7 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
     if not len(rows):
         return wanted_bytes
     sent = wanted_bytes.copy()
-    if np.bincount(first_links[rows]).max() == 1:
+    if np.bincount(first_links[rows]).max() == 1:  # no crowded link has a second flow
         sent[rows] = sendable[first_links[rows]]
         return sent
     # Max-min fairness: on a link of b sendable bytes, whose n flows want w_1 <= ... <= w_n bytes, a
@@ -232,6 +235,7 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
     ends[:-1] = begins[1:]
     ends[-1] = len(rows)
     group_of_row = np.cumsum(is_begin) - 1
+    # w_1 + ... + w_(k-1) of each row, by differences of sums over all links
     bytes_before = np.cumsum(sorted_bytes) - sorted_bytes
     bytes_before -= bytes_before[begins][group_of_row]
     flows_left = ends[group_of_row] - np.arange(len(rows))

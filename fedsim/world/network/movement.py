@@ -107,6 +107,7 @@ class Movement:
                 credit loses the next packet, float64 [flows].
         """
         amounts = self.bytes
+        # flat views [flows x hops], in which ``cells`` are the entries of the level's links
         waiting = amounts.waiting.reshape(-1)
         arriving = amounts.arriving.reshape(-1)
         cells = level.cells
@@ -115,10 +116,11 @@ class Movement:
         present = waiting.take(cells) + arrived
         loads = np.bincount(links, weights=present, minlength=len(self._sendable))
         load = np.asarray(loads, dtype=np.float64)
-        is_full = (load > self._sendable).take(links)
+        is_overloaded = (load > self._sendable).take(links)
+        # all bytes leave a link that is not overloaded
         leaving = present
         staying = np.zeros(len(cells))
-        rows = is_full.nonzero()[0]
+        rows = is_overloaded.nonzero()[0]
         if len(rows):
             leaving, staying = self._serve_full(level, rows, present, arrived, load, credit)
         else:
@@ -128,6 +130,7 @@ class Movement:
         is_last = level.is_last
         amounts.delivered[level.flows[is_last]] = leaving[is_last]
         goes_on = ~is_last
+        # the next cell is the next link on the route of the same flow
         arriving[cells[goes_on] + 1] += leaving[goes_on]
         self._loads.append((level, load))
 
@@ -157,6 +160,7 @@ class Movement:
         amounts = self.bytes
         queues = amounts.batches.reshape(-1, amounts.batches.shape[2])
         links = level.links[rows]
+        # bytes by batch, the time step in which they came; the last batch is of this step
         queued = queues.take(level.cells[rows], axis=0)
         queued[:, -1] += arrived[rows]
         totals = sum_by_link(queued, links, len(load))

@@ -74,6 +74,7 @@ class PresentRates(Endpoints):
                 continue
             placed = self.traces.of(f"device {end} latency")
             if placed is not None:
+                # ``latency`` contains the mean of the trace as this device's part
                 trace, ahead = placed
                 latency += trace.at(self._simulation.now + ahead) - trace.mean
         return on_grid(max(latency, 0.0))

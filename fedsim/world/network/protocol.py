@@ -114,6 +114,7 @@ class Protocol(Spec):
             round_trip: round trip of the transfer (s).
             direction: ``down`` or ``up``.
         """
+        # lognormal with median 1: ``weight_spread`` to the power of a standard normal draw
         exponent: float = streams.normal("world/flow-weight", device, count)
         if direction == "down" and self.turns:
             exponent /= 1 + round_trip / _QUEUE_S
@@ -159,7 +160,9 @@ class Protocol(Spec):
         # the rate may be infinite, and a round trip may take no time
         with np.errstate(divide="ignore", invalid="ignore"):
             rounds_to_rate = np.ceil(np.log2(np.fmax(rate * round_trip / window, 1.0)))
-            rounds = np.minimum(rounds_to_rate, np.floor(np.log2(wire / window + 1)))
+            # whole round trips in slow start: k of them carry w (2^k - 1) bytes
+            rounds_to_size = np.floor(np.log2(wire / window + 1))
+            rounds = np.minimum(rounds_to_rate, rounds_to_size)
             remaining = wire - window * (2**rounds - 1)
             window_rate = window * 2**rounds / round_trip
             seconds = rounds * round_trip + remaining / np.minimum(rate, window_rate)

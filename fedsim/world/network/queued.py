@@ -146,6 +146,7 @@ class QueuedFlows:
 
     def _append(self, flow: NewFlow) -> None:
         """Append the row of a flow to all arrays over flows, and its links to the links."""
+        # number 0 is a link of unlimited rate, for flows without links, and for padding
         numbers = [self.links.add(name, rate) for name, rate in flow.route] or [0]
         self._widen(max(self._route.shape[1], len(numbers)))
         padded = [*numbers, *[0] * (self._route.shape[1] - len(numbers))]
@@ -159,6 +160,7 @@ class QueuedFlows:
         self._route = append_row(self._route, np.array(padded, dtype=np.int64))
         self.senders.append(flow.sender)
         self._append_estimates(flow.estimates)
+        # a drawn first credit, so that a flow loses its first packet after a random amount
         self._credit = append_row(self._credit, -self._losses.append(flow.loss_key))
         self._history.add_flow()
         self._waits.add_flow()
@@ -199,6 +201,7 @@ class QueuedFlows:
 
     def _adopt(self, others: Self) -> None:
         """Append the flows and links of ``others``, which must not be used any more."""
+        # links get new numbers, and all arrays equal shapes, before rows are joined
         new_numbers = self.links.join(others.links)
         others._route = new_numbers[others._route]
         hops = max(self._route.shape[1], others._route.shape[1])
@@ -252,6 +255,7 @@ class QueuedFlows:
         labels = label_components(self._route, len(self.links.capacity))
         components: list[Self] = []
         first_label, *other_labels = np.unique(labels).tolist()
+        # copies come first, because ``_select`` removes the rows of the other components
         for label in other_labels:
             other = deepcopy(self)
             other._select(labels == label)

@@ -174,6 +174,7 @@ def choose_drops(
     """
     dropped = np.zeros(len(links))
     credit_change = np.zeros(len(links))
+    # links are independent of each other, as each entry belongs to one link
     for link in (excess > 0).nonzero()[0].tolist():
         rows = ((links == link) & (unsent > 0)).nonzero()[0]
         offered = unsent[rows]
@@ -186,11 +187,12 @@ def choose_drops(
         losses = expected * proportional
         credit = credit_before[rows] + expected - losses
         remaining = to_drop - float(losses.sum())
+        # the rest is dropped packet by packet, from the flow with the highest credit
         while remaining > _NO_BYTES:
             has_more = losses < offered - _NO_BYTES
             loser = int(np.where(has_more, credit, -math.inf).argmax())
             loss = min(packet, offered.item(loser) - losses.item(loser), remaining)
-            if loss <= 0:
+            if loss <= 0:  # by rounding, no flow has bytes left
                 break
             losses[loser] += loss
             credit[loser] -= draw(flows.item(rows.item(loser))) * (loss / packet)

@@ -31,11 +31,11 @@ class RunningFlows(PresentRates):
     ) -> None:
         super().__init__(simulation, built)
         self._queues = self._build_queues()  # the only sharing rule, if links have queues
-        self._sharing = sharing
+        self._sharing = sharing  # makes the rule of a general network
         self._rules = [self._queues or sharing()]
         # whether the sharing rule takes the devices' own links as shared links, instead of as caps
         self._general = self._queues is not None
-        self._running: dict[int, Flow] = {}
+        self._running: dict[int, Flow] = {}  # flow ID -> flow after its latency, before its end
         self._streams = built.transport.streams
         self._slow_start = self._protocol.slow_start and self._queues is None
         # device or edge server -> count of its flows so far; it names a flow's random draws
@@ -102,6 +102,7 @@ class RunningFlows(PresentRates):
         route = [*sender_link, *route, *receiver_link]
         round_trip = self.present_round_trip_s(source, destination)
         ends = (source, destination)
+        # the seed of the flow's losses depends on its device, and on the count of flows before it
         device = source if 0 <= source < self.devices else destination
         count = self._transfers.get(device, 0)
         self._transfers[device] = count + 1

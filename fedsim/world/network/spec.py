@@ -215,14 +215,16 @@ class NetworkModel(Spec):
             with_rates: whether traces of ``device.down`` and ``device.up`` are included; False if
                 the rates of the devices' own links are not from this section.
         """
-        of_devices: dict[str, Assignment] = {}
+        of_devices: dict[str, Assignment] = {}  # key of ``network.device`` -> traces of the devices
         for name, value in self.device:
             if isinstance(value, TracedRate) and (with_rates or name not in ("down", "up")):
                 of_devices[name] = value.assign(f"network.device.{name}", streams, devices, root)
+        # a constant loss is a trace with one value, so that all losses are applied in one way
         loss = self.device.loss
         if isinstance(loss, float) and loss:
             trace = StepTrace("loss", [0.0], [loss], 1.0)
             of_devices["loss"] = Assignment([trace], streams, is_drawn=False, random_start=False)
+        # name of a shared link -> traces of its group of links, and index of the link in the group
         of_shared: dict[str, tuple[Assignment, int]] = {}
         for links in self.shared_links:
             if isinstance(links.rate, TracedRate):
@@ -288,6 +290,7 @@ class NetworkModel(Spec):
 
         def draw(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
             distribution: Distribution = getattr(self.device, name)
+            # made for traces too, which do not draw from it
             generator = streams.generator(purpose)
             if isinstance(distribution, TracedRate):
                 key = f"network.device.{name}"
@@ -298,11 +301,11 @@ class NetworkModel(Spec):
             down = draw("down", "world/link-down")
             up = draw("up", "world/link-up")
             rates = (down, up)
-        down, up, *latencies = rates
+        down, up, *given_latency = rates  # a latency may follow
         latency = self.device.latency
-        is_default = isinstance(latency, Constant) and latency.value == 0
-        if latencies and is_default:
-            return down, up, latencies[0]
+        has_no_latency = isinstance(latency, Constant) and latency.value == 0
+        if given_latency and has_no_latency:
+            return down, up, given_latency[0]
         return down, up, draw("latency", "world/latency")
 
 

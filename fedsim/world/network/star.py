@@ -153,10 +153,11 @@ class StarDirection:
     ) -> None:
         self._move(now)
         self.changed = True
+        # the weight is rounded to whole units, so that sums of weights are exact
         units = max(1, round(weight * _WEIGHTS))
         weight = units / _WEIGHTS
         rate /= weight
-        cap = _in_units(rate)
+        cap = _in_units(rate)  # highest rate per unit of weight, the key of the tier
         tier = self._tiers.get(cap)
         # A new tier begins as free or capped by an estimate, which ``share`` corrects.
         if tier is None:
@@ -170,10 +171,11 @@ class StarDirection:
         else:
             start = tier.clock + tier.rate * (now - tier.since)
             self._room -= cap * units
-        if sent:
+        if sent:  # as if the flow had begun earlier in this tier
             start -= sent / weight
         tier.count += 1
         tier.weight += units
+        # ``start`` and ``end`` are readings of the tier's clock (bytes per unit of weight)
         end = start + size / weight
         self._flows[flow_id] = StarFlow(tier, start, end, weight, units)
         flows = tier.flows
@@ -210,14 +212,17 @@ class StarDirection:
         while self.next_end <= until:
             now = self.next_end
             end, cap = self._ends[self._next_is_free][0]
+            # let time pass up to the end
             if self._next_is_free:
+                # the virtual clock is set to the end itself, as adding the passed bytes would round
                 exact_s = (end - self._clock) / self._level if self._level else math.inf
-                # ``now`` is a rounded time, at which V is not exactly at the end of the flow
+                # ``now`` is a rounded time, at which the clock is not exactly at the end of the flow
                 rounding_s = exact_s - (now - self._since) if now > _LATE_S else 0.0
                 self._clock = end - self._level * rounding_s
                 self._since = now
             else:
                 self._move(now)
+            # remove the flows of this tier that end together; entries of former flows are skipped
             tier = self._tiers[cap]
             flows = tier.flows
             finish = flows[0][0]
@@ -236,6 +241,10 @@ class StarDirection:
         return flow is not None and flow.tier is tier and flow.end == end
 
     def _drop(self, flow_id: int) -> Tier:
+        """Remove a flow, and its share from the weights and the room; return its former tier.
+
+        The flow's entry in the heap of its tier remains, and is skipped later (see ``_is_live``).
+        """
         flow = self._flows.pop(flow_id)
         tier = flow.tier
         units = flow.units
@@ -262,6 +271,7 @@ class StarDirection:
         self._schedule(tier)
 
     def _schedule(self, tier: Tier) -> None:
+        """Set the end of a tier's first flow, whose entry is live, and put it on the heap of ends."""
         first = tier.flows[0][0]
         if tier.is_free:
             tier.end = first - tier.clock
@@ -276,23 +286,34 @@ class StarDirection:
         self._find_level()
 
     def _find_level(self) -> None:
-        """Compute the water level, the rate per weight of all flows below their caps, and the next end.
+        """Decide which flows run at their caps, and compute the water level and the next end.
 
-        A flow whose cap is below the level runs at its cap. Each flow that becomes capped raises the
-        level for the others, so the loop ends.
+        A cap is the highest rate of a flow per unit of weight; flows with equal caps form a tier. The
+        water level is the rate per unit of weight of the free flows, which are not at their caps. It
+        is ``_room`` (the capacity that capped flows leave) / ``_free_weight``. A tier is capped if its
+        cap is at most the level, and free otherwise. The virtual clock ``_clock`` counts the bytes
+        that a free flow of weight 1 has sent by ``_since``, the present time.
         """
         tiers = self._tiers
         if self._pushes > 2 * len(tiers) + _SLACK:
             self._drop_dead()
-        # if all flows are capped, and the link carries all of them, no tier changes sides
+
+        # Step 1: let tiers change sides until each is on the right one. A comparison of a cap with
+        # the level is multiplied by the free weight, so that it is exact. If all flows are capped,
+        # and the link carries all of them, no tier changes sides. Each tier that becomes capped
+        # raises the level of the free flows, so the loop ends.
         while self._free_weight or self._room < 0:
-            cap = self._next_cap(is_free=True)
-            # true if the level of the free flows is below their lowest cap, so that all stay free
-            if cap is None or cap * self._free_weight > self._room:
-                cap = self._next_cap(is_free=False)
-                if cap is None or cap * self._free_weight <= self._room:
-                    break
-            self._change_side(tiers[cap])
+            lowest_free_cap = self._next_cap(is_free=True)
+            if lowest_free_cap is not None and lowest_free_cap * self._free_weight <= self._room:
+                self._change_side(tiers[lowest_free_cap])
+                continue
+            highest_capped_cap = self._next_cap(is_free=False)
+            if highest_capped_cap is None or highest_capped_cap * self._free_weight <= self._room:
+                break
+            self._change_side(tiers[highest_capped_cap])
+
+        # Step 2: the level in bytes/s. The clock is set to 0 once it is so large that its float gets
+        # imprecise. This visits all flows, so it is done at most once in as many changes.
         if self._free_weight:
             self._level = self._room / self._free_weight / _UNITS
         else:
@@ -301,11 +322,14 @@ class StarDirection:
         self._changes += 1
         if self._clock > self._level * _SET_BACK_S and self._changes > len(self._flows):
             self._set_back()
+
+        # Step 3: the next end. Ends of capped flows are times (s), and ends of free flows are
+        # readings of the virtual clock (bytes), which advances at the level.
         next_end = self._first_end(is_free=False)
         free_end = math.inf
         if self._free_weight and self._level:
-            left = self._first_end(is_free=True) - self._clock
-            free_end = self._since + left / self._level
+            bytes_left = self._first_end(is_free=True) - self._clock
+            free_end = self._since + bytes_left / self._level
         self._next_is_free = bool(free_end < next_end)
         if self._next_is_free:
             next_end = free_end
@@ -313,6 +337,10 @@ class StarDirection:
         self.next_end = max(self._since, next_end)
 
     def _next_cap(self, *, is_free: bool) -> Units | None:
+        """Return the lowest cap of the free tiers, or the highest cap of the capped tiers.
+
+        Dead entries on top of the heap are removed. The result is None if there is no such tier.
+        """
         tiers = self._tiers
         heap = self._caps[is_free]
         while heap:
@@ -324,6 +352,10 @@ class StarDirection:
         return None
 
     def _first_end(self, *, is_free: bool) -> float:
+        """Return the first end of a free flow (on the virtual clock), or of a capped flow (s).
+
+        Dead entries on top of the heap are removed. The result is infinity if there is no such flow.
+        """
         tiers = self._tiers
         heap = self._ends[is_free]
         while heap:
@@ -336,7 +368,7 @@ class StarDirection:
 
     def _change_side(self, tier: Tier) -> None:
         """Make a free tier capped, or a capped tier free, so that its clock reads as before."""
-        heappop(self._caps[tier.is_free])
+        heappop(self._caps[tier.is_free])  # the tier's own entry, found by ``_next_cap``
         sign = -1 if tier.is_free else 1
         self._free_weight += sign * tier.weight
         self._room += sign * tier.cap * tier.weight
@@ -350,7 +382,11 @@ class StarDirection:
         self._schedule(tier)
 
     def _set_back(self) -> None:
-        """Reset the clocks, which count sent bytes per weight, to 0, so that they stay precise."""
+        """Reset the clocks, which count sent bytes per weight, to 0, so that they stay precise.
+
+        The readings at which flows begin and end are shifted by as much. The heaps of ends are built
+        anew, since they are ordered by these readings.
+        """
         self._changes = 0
         self._ends = [[], []]
         for tier in self._tiers.values():

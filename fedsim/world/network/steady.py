@@ -47,16 +47,30 @@ class SteadyFlows(AcknowledgedFlows):
     """
 
     def _plan_until_end(self) -> StepPlan | None:
-        """Plan one step until the next end of a flow; None if not all flows are steady."""
+        """Plan one step until the next end of a flow; None if not all flows are steady.
+
+        All flows are steady if these conditions hold:
+        - No flow uses BBR, whose rate changes by phases, and no link loses packets at random.
+        - No bytes are on the way between two links, and no sender has still to learn of a loss.
+        - Each link has enough rate for all of its flows (``_find_bottlenecks``).
+        - Windows and queues keep the slowest link of each flow busy (``_are_steady``).
+
+        The result is also None if the step is not longer than ``MOST_STEP_S``, as short steps are.
+        """
         if self._has_bbr or self._losses.may_lose:
             return None
-        if np.count_nonzero(self._arriving) or np.count_nonzero(np.isfinite(self._mark)):
+        if np.count_nonzero(self._arriving):  # bytes between two links
+            return None
+        # a sender's mark is finite from a loss until the sender learns of the loss
+        if np.count_nonzero(np.isfinite(self._mark)):
             return None
         bottlenecks = self._find_bottlenecks()
         if bottlenecks is None:
             return None
-        unsent = self._size + self._lost - self._sent
-        is_held = (bottlenecks.positions == 0) & self._rules.holds_back
+        unsent = self._size + self._lost - self._sent  # lost bytes are sent again
+        is_slowest_first = bottlenecks.positions == 0
+        # with ``holds_back``, the first link makes its senders wait while its queue is full
+        is_held = is_slowest_first & self._rules.holds_back
         if not self._are_steady(bottlenecks, unsent, is_held):
             return None
         ends = self._since + (self._size - self._delivered) / bottlenecks.rates
@@ -79,7 +93,7 @@ class SteadyFlows(AcknowledgedFlows):
         rates = rates_on_route[flows, positions]
         rates_by_hop = np.repeat(rates, self._route.shape[1])
         load = np.bincount(self._route.ravel(), weights=rates_by_hop, minlength=len(capacity))
-        load[0] = 0.0
+        load[0] = 0.0  # number 0 pads short routes, and is no link
         if np.count_nonzero(load > capacity) or np.count_nonzero(rates) < len(rates):
             return None
         waiting = self._waiting[flows, positions]
@@ -99,14 +113,17 @@ class SteadyFlows(AcknowledgedFlows):
         packet = self._rules.packet
         pipe = bottlenecks.rates * senders.round_trip  # bandwidth-delay product (bytes)
         window = senders.window * packet
+        # a loss multiplies the window by beta
         beta = CUBIC_BETA if self._rules.control == "cubic" else RENO_BETA
         # a queue that may be at least this long never runs dry after a loss
         is_long = bottlenecks.lengths >= (1 / beta - 1) * pipe + packet
         in_slow_start = senders.window < senders.threshold
         has_queue = (bottlenecks.waiting > packet) & is_long & ~in_slow_start
+        # the window lets the sender use the whole rate, and only one queue holds bytes
         is_wide = (window >= pipe + packet) & (bottlenecks.elsewhere <= NO_BYTES)
         in_pipe = self._sent - self._lost - self._known_acks()
         fills_pipe = in_pipe >= pipe - packet
+        # three reasons why the slowest link never waits for its sender
         is_busy = is_held | has_queue | (unsent <= 0)
         return bool((is_wide & fills_pipe & is_busy).all())
 
@@ -129,10 +146,12 @@ class SteadyFlows(AcknowledgedFlows):
         """
         flows = np.arange(len(self))
         delivered = bottlenecks.rates * length_s
+        # each sender sends as fast as its bytes are delivered, until it has sent all
         sent = np.minimum(delivered, unsent)
         waiting = self._waiting.copy()
         remaining = np.maximum(bottlenecks.waiting + sent - delivered, 0.0)
         waiting[flows, bottlenecks.positions] = remaining
+        # all bytes in a queue are one batch after the step, as if they had come in it
         batches = np.zeros_like(open_batch(self._batches))
         batches[:, :, -1] = waiting
         zeros = np.zeros(len(self))

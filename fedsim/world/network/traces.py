@@ -196,7 +196,7 @@ class _TracedLink:
 
     Attributes:
         placed: the trace, and the link's position in it.
-        flows: IDs of the flows.
+        flows: IDs of the flows, each with the value None, in the order of their begins.
         next_change_s: time of the next change of the value (s).
     """
 
@@ -273,14 +273,14 @@ class LinkTraces:
         first_used: list[str] = []
         for link in links:
             used = self._used.get(link)
-            if used is None:
+            if used is None:  # no flow uses the link yet
                 placed = self.of(link)
                 if placed is None:
                     continue
                 used = self._used[link] = _TracedLink(placed, {})
                 self._schedule(link, used, now)
                 first_used.append(link)
-            used.flows[flow] = None
+            used.flows[flow] = None  # a dict serves as a set in the order of the flows' begins
             self._links_of.setdefault(flow, []).append(link)
         return first_used
 
@@ -379,6 +379,7 @@ class LinkTraces:
             add_link(-1, name, assignment.of(number))
         piece_columns = ("trace", "name", "length", "loops", "since", "value")
         pieces: TraceColumns = {column: [] for column in piece_columns}
+        # only traces that a listed link follows have got a number
         for trace, number in numbers.items():
             count = len(trace.since)
             pieces["trace"] += [number] * count
