@@ -86,15 +86,19 @@ def answer(work: Callable[[], object]) -> Answer:
     try:
         outcome = True, work()
     except Exception as error:
+        # a pickled error has no traceback, so it is added as text
         error.add_note("".join(traceback.format_exception(error)))
         outcome = False, error
     buffers: list[pickle.PickleBuffer] = []
+    is_done = outcome[0]
     try:
         content = pickle.dumps(outcome, protocol=5, buffer_callback=buffers.append)
-        if not outcome[0]:
+        if not is_done:
+            # many classes of errors can be pickled, but not made again from the pickle
             pickle.loads(content, buffers=buffers)
         return Answer(content, buffers)
     except Exception as error:
-        wrong = error if outcome[0] else outcome[1]
-        failure = SimulationError(f"{type(wrong).__name__}: {wrong}")
+        # the value cannot be pickled, or the error of the work cannot: name the latter itself
+        cause = error if is_done else outcome[1]
+        failure = SimulationError(f"{type(cause).__name__}: {cause}")
         return Answer(pickle.dumps((False, failure), protocol=5))

@@ -95,6 +95,7 @@ class DirectProcess(Signal, simpy.Process):
         active = env._active_proc
         env._active_proc = self
         try:
+            # an event without callbacks has happened, so that the generator need not wait for it
             while event.callbacks is None:
                 if event._ok:
                     event = self._generator.send(event._value)
@@ -103,7 +104,7 @@ class DirectProcess(Signal, simpy.Process):
                     event = self._generator.throw(event._value)
         except StopIteration as end:
             self.fire(end.value)
-        else:
+        else:  # ``event`` is still to happen
             self._target = event
             event.callbacks.append(self._resume)
         finally:
@@ -217,12 +218,16 @@ class Environment(simpy.Environment):
         self.past = Signal(self)
         self.past.fire()
         self.moved: Callable[[float], None] | None = None
+        # heap of SimPy's events and of alarms: time (s), priority, number among all events, event
         self._schedule: list[Any] = self._queue
         # heap of the calls at the present time: priority, number among all events, function
         self._calls: list[tuple[int, int, Callable[[], object]]] = []
+        # length of the schedule from which ``trim`` removes cancelled alarms
         self._trim_length = _LEAST_TRIM_LENGTH
+        # kind of alarms -> function that sets such an alarm again in a resumed run
         self._rearms: dict[str, Rearm] = {}
-        self._background: set[str] = set()
+        self._background: set[str] = set()  # kinds of alarms that do not prevent the end of a run
+        # whether the run takes snapshots, so that each alarm needs an entry in ``_rearms``
         self._is_saved = False
 
     def peek(self) -> float:
@@ -290,7 +295,11 @@ class Environment(simpy.Environment):
             self._now = when
 
     def step(self) -> None:
-        """Process the next event, and wait for any real computation that it needs."""
+        """Process the next event, and wait for any real computation that it needs.
+
+        An entry of the schedule is (time, priority, number, event); alarms are processed here, and
+        SimPy processes all other events.
+        """
         self.move(self.peek())
         if self._call_is_next():
             heappop(self._calls)[2]()
@@ -299,6 +308,7 @@ class Environment(simpy.Environment):
             alarm.process()
         else:
             super().step()
+        # the rest of the event may need another computation
         while self.pending is not None:
             (work, go_on), self.pending = self.pending, None
             wait([work])

@@ -108,6 +108,7 @@ def make_executor(
         raise ScenarioError(
             f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}"
         )
+    # only Ray takes an address and resources, so that they are an error from here on
     if name == "ray":
         return _make_ray(workers, address, device, resources)
     if address is not None:
@@ -127,7 +128,8 @@ def make_executor(
         return Inline()
     if name == "threads":
         return Threads(workers or usable_cores())
-    return WorkerProcesses(workers or len(gpus) or usable_cores(), gpus[:workers])
+    processes = workers or len(gpus) or usable_cores()
+    return WorkerProcesses(processes, gpus[:workers])
 
 
 def _make_ray(
@@ -157,7 +159,7 @@ def _refuse_unplaced(device: str, resources: TaskResources) -> None:
     """
     if device == "cpu":
         return
-    if device not in ("cuda", "cuda:0"):
+    if device not in ("cuda", "cuda:0"):  # a task has at most one GPU, which torch numbers 0
         raise ScenarioError(
             f"training.device is {device!r}, but --executor is 'ray'; allowed are 'cpu', and 'cuda' "
             "with num_gpus in --resources, as a task sees only the GPU that Ray gives it"
@@ -229,9 +231,9 @@ class WorkerProcesses(Executor):
     def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
         self.workers = workers
         self.gpus = tuple(gpus)
-        self._shares = GpuShares(gpus)
+        self._shares = GpuShares(gpus)  # which GPU each process gets
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedsim-process")
-        self._of_thread = threading.local()
+        self._of_thread = threading.local()  # ``worker``: the process of a thread
         self._processes: list[WorkerProcess] = []
         self._placed: list[object] = []
 
@@ -255,7 +257,8 @@ class WorkerProcesses(Executor):
     def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
         """Call a function in a worker process, and return its value; wait until it is done.
 
-        Each thread of the pool has its own process, which is started at the thread's first call.
+        Each thread of the pool has its own process, which is started at the thread's first call, and
+        after the end of its former process. An error of the function is raised here.
         """
         if not hasattr(self._of_thread, "worker"):
             self._of_thread.worker = WorkerProcess(self._shares.take())
@@ -263,7 +266,7 @@ class WorkerProcesses(Executor):
         worker: WorkerProcess = self._of_thread.worker
         try:
             answer = worker.call(self._placed, function, args)
-        except (EOFError, BrokenPipeError) as error:
+        except (EOFError, BrokenPipeError) as error:  # the process has ended during the call
             del self._of_thread.worker
             self._shares.give_back(worker.gpu)
             status = worker.process.wait()

@@ -110,8 +110,9 @@ class TaskResources:
             nodes: what each node has: Ray's name of a resource -> amount.
         """
         amounts = [*nodes]
-        if any(map(self.count_on, amounts)):
+        if any(map(self.count_on, amounts)):  # a node has room for one task at least
             return
+        # if possible, the error names a single resource of which all nodes have too little
         for name, amount in self.demand.items():
             most = max((node.get(name, 0.0) for node in amounts), default=0.0)
             if most < amount:
@@ -141,7 +142,7 @@ def _amount(key: str, value: object) -> float:
         key: name of the resource, for the message.
         value: the amount that the user gave.
     """
-    amount = -1.0
+    amount = -1.0  # refused, as any value that is not a number
     if isinstance(value, int | float) and not isinstance(value, bool):
         amount = float(value)
     if not 0 <= amount <= _MOST:

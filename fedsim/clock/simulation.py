@@ -191,7 +191,7 @@ class Simulation:
         self.end = CLOCK_END_S
         self.ended = self.env.event()
         self.executor: Executor = Inline() if executor is None else executor
-        self.stopped: str | None = None
+        self.stopped: str | None = None  # reason of the end of the run, if it was stopped
         self.settled = False
         self.working = False
         self._is_over = False
@@ -199,8 +199,8 @@ class Simulation:
         self._sinks: list[Sink] = []
         self._sinks_of: dict[str, list[Sink]] = {}  # kind of record -> sinks of this kind
         self._receivers: dict[str, list[Sink]] = {}  # kind -> sinks of all kinds, then of this kind
-        self._finals: list[Callable[[], None]] = []
-        self._closers: list[Callable[[], None]] = []
+        self._finals: list[Callable[[], None]] = []  # functions of ``at_end``
+        self._closers: list[Callable[[], None]] = []  # functions of ``at_close``
         # records that ``async for`` has not yielded yet; None if nobody iterates over the run
         self._unread: deque[Record] | None = None
         self._between: list[Callable[[], None]] = []  # functions of ``between_instants``
@@ -456,10 +456,12 @@ class Simulation:
             if not self._goes_on(due):
                 return
             instants += 1
+            # yield to the caller if it has records to read; otherwise rarely, as a yield takes time
             if self._unread or instants >= _INSTANTS_A_YIELD:
                 instants = 0
                 yield
                 self.env.trim()
+                # let the event loop run other coroutines from time to time
                 if time.perf_counter() - last_pause > _PAUSE_EVERY_S:
                     await asyncio.sleep(0)
                     last_pause = time.perf_counter()

@@ -53,7 +53,7 @@ def start(
         The started process.
     """
     working_directory = Path.cwd().resolve()
-    fedsim_folder = str(Path(__file__).absolute().parents[2])
+    fedsim_folder = str(Path(__file__).absolute().parents[2])  # the folder that holds the package
     # ``sys.path`` is copied, as another thread, such as a Flower app's, may change it meanwhile
     absolute = [place for place in list(sys.path) if Path(place).is_absolute()]
     path = [place for place in absolute if Path(place).resolve() != working_directory]
@@ -61,7 +61,8 @@ def start(
         path=[*path, fedsim_folder], locations=module_locations(), module=module, name=name
     )
     environment = {**os.environ, **(variables or {})}
-    environment.pop("PYTHONPATH", None)
+    environment.pop("PYTHONPATH", None)  # its folders are in ``path`` already
+    # -P: the working directory is not put in front of the search path
     command = [sys.executable, "-P", "-c", code, *words]
     return subprocess.Popen(command, env=environment, start_new_session=True, **options)
 
@@ -206,6 +207,7 @@ def serve() -> None:
         except EOFError:
             return
         adopt_module_locations(locations)
+        # each message is a call, or an object to which the pickles of later calls refer
         if is_call:
             answer(partial(_carry_out, pickled, placed)).write(answers)
             answers.flush()

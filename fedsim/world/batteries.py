@@ -128,27 +128,32 @@ class _Course:
 
     Attributes:
         end: time of the breakpoint (s).
-        net: net power into the battery (W): ``charge`` less ``idle`` and ``task``.
-        charge, idle, task: power of the charger, idle power, and power of tasks (W).
+        net_w: net power into the battery (W): ``charge_w`` less ``idle_w`` and ``task_w``.
+        charge_w, idle_w, task_w: power of the charger, idle power, and power of tasks (W).
         capacity: highest possible level (J).
         target: level at the breakpoint (J) if the battery is then full, flat or charged enough to
             restart; None if the level follows from ``net``.
     """
 
     end: float
-    net: float
-    charge: float
-    idle: float
-    task: float
+    net_w: float
+    charge_w: float
+    idle_w: float
+    task_w: float
     capacity: float
     target: float | None = None
 
     def follow(self, point: _Point, to: float) -> None:
-        """Change ``point``, the state of the battery, to the state at ``to`` (s), at most ``end``."""
+        """Change ``point``, the state of the battery, to the state at ``to`` (s), at most ``end``.
+
+        The level at ``end`` is ``target`` (J), if there is one: the battery is then full, flat (0), or
+        charged enough to restart a flat device. Powers are in W; ``tail`` is the time at which the
+        device's radio falls asleep.
+        """
         seconds = to - point.at
-        point.charged += self.charge * seconds
-        point.idled += self.idle * seconds
-        point.drawn += self.task * seconds
+        point.charged += self.charge_w * seconds
+        point.idled += self.idle_w * seconds
+        point.drawn += self.task_w * seconds
         if to == self.end and self.target is not None:
             point.level = self.target
             point.flat = self.target == 0
@@ -156,7 +161,7 @@ class _Course:
             point.tail = 0.0 if point.flat else point.tail
         else:
             # ``to`` is rounded to a tick: without the bounds, the level could pass them.
-            point.level = min(max(0.0, point.level + self.net * seconds), self.capacity)
+            point.level = min(max(0.0, point.level + self.net_w * seconds), self.capacity)
         point.at = to
 
 
@@ -201,6 +206,7 @@ class Batteries:
         self._turns: dict[int, array[float]] = {}
         # device that ever had a task -> time (s) and level (J) of each unreported breakpoint
         self._paths: dict[int, array[float]] = {}
+        # device without a task -> alarm at which its battery runs flat, while its radio is awake
         self._alarms: dict[int, Alarm] = {}
         simulation.env.declare_alarm("flat", self._set_flat_alarm)
 
@@ -223,7 +229,7 @@ class Batteries:
         tail_j = columns["tail_w"][devices] * columns["tail_s"][devices]
         most_j = idle_j + tail_j
         is_up: Flags = (points[:, _FLAT] == 0) & (points[:, _LEVEL] > most_j)
-        # these devices may be flat, and are computed exactly
+        # the other devices may be flat, and are computed exactly
         for position in np.flatnonzero(~is_up).tolist():
             is_up[position] = self.next_up(int(devices[position]), time) <= time
         return is_up
@@ -233,10 +239,11 @@ class Batteries:
 
         If there is no such time up to the end of the run, the result is a later time or infinity.
         """
-        if not self.has(device) or (device in self._loads and not self._points[device, _FLAT]):
+        has_load = device in self._loads  # while the device has a task
+        if not self.has(device) or (has_load and not self._points[device, _FLAT]):
             return time
         point = self._point(device)
-        if device not in self._loads:  # without a task, breakpoints until now are final
+        if not has_load:  # breakpoints until now are final
             self._follow_breakpoints(device, point, min(time, self._simulation.now), is_final=True)
         self._follow_breakpoints(device, point, time)
         while point.flat:
@@ -256,12 +263,13 @@ class Batteries:
         Returns:
             Begin and end of the interval; ``on`` is true if the battery was not flat.
         """
-        if device not in self._loads:
+        if device not in self._loads:  # without a task, the turns until now are not stored yet
             self._follow_breakpoints(
                 device, self._point(device), self._simulation.now, is_final=True
             )
         turns = self._turns.get(device, _NO_TIMES)
         passed = bisect_right(turns, time)  # count of turns until then, each from flat or to flat
+        # each turn changes between flat and not flat, so that an even count changes nothing
         was_up = self._columns["initial_j"].item(device) > 0
         is_up = was_up != bool(passed % 2)
         start = turns[passed - 1] if passed else 0.0
@@ -337,13 +345,13 @@ class Batteries:
         point = self._point(device)
         load = self._loads[device]
         until = self._simulation.now + _AHEAD_S
-        if load.was_flat:
+        if load.was_flat:  # the task is cut off at once, and draws nothing
             return FlatPrediction(until, is_flat=False, is_at_risk=False)
         # energy for the rest of the message, set aside if the battery has enough of it
         reserve = load.byte * remaining
         load.is_at_risk = reserve >= point.level
         load.rate = 0.0
-        if load.is_at_risk:
+        if load.is_at_risk:  # the bytes draw a power at the present rate instead
             load.rate = rate
             reserve = 0.0
         point.level -= reserve
@@ -431,28 +439,29 @@ class Batteries:
             reserve: energy that is subtracted from the capacity (J).
         """
         capacity = self._coefficient(device, "capacity_j") - reserve
-        charge, end = self._charger_at(device, point.at)
+        charge_w, end = self._charger_at(device, point.at)
         if point.flat:
-            idle = 0.0
-            task = 0.0
-            net = charge
+            idle_w = 0.0
+            task_w = 0.0
+            net_w = charge_w
             target = self._restart * capacity  # the device restarts at this level
         else:
-            idle = self._coefficient(device, "idle_w")
-            task = watts
+            idle_w = self._coefficient(device, "idle_w")
+            task_w = watts
             if point.at < point.tail:
                 end = min(end, point.tail)
-                task += self._coefficient(device, "tail_w")
-            net = charge - idle - task
-            if net >= 0 and point.level >= capacity:
-                net = 0.0
-                charge = idle + task  # a full battery is charged with what is drawn
-            target = capacity if net > 0 else 0.0
-        course = _Course(end, net, charge, idle, task, capacity)
-        if net:
+                task_w += self._coefficient(device, "tail_w")
+            net_w = charge_w - idle_w - task_w
+            if net_w >= 0 and point.level >= capacity:
+                net_w = 0.0
+                charge_w = idle_w + task_w  # a full battery is charged with what is drawn
+            target = capacity if net_w > 0 else 0.0
+        # the course ends when the charger or the radio changes, or when the level reaches its target
+        course = _Course(end, net_w, charge_w, idle_w, task_w, capacity)
+        if net_w:
             # A course of no length could make a device with a tiny battery run flat and restart
             # without end at one instant.
-            reached = max(on_grid(point.at + (target - point.level) / net), point.at + TICK_S)
+            reached = max(on_grid(point.at + (target - point.level) / net_w), point.at + TICK_S)
             if reached <= end:
                 course.end = reached
                 course.target = target
@@ -531,7 +540,7 @@ class Batteries:
             at_once_j = 0.0
         else:
             at_once_j = bytes_j
-        if elapsed_s <= 0 and not at_once_j:
+        if elapsed_s <= 0 and not at_once_j:  # up to date
             return
         if elapsed_s > 0:
             course = self._follow_breakpoints(device, point, now, watts, is_final=True)
@@ -546,6 +555,7 @@ class Batteries:
         self._store_point(device, point)
 
     def _emit_battery(self, device: int) -> None:
+        """Emit a record ``battery``, with the breakpoints since the device's last one."""
         self.update(device)
         path = np.array(self._paths[device]).reshape(-1, 2).tolist()
         self._paths[device] = array("d")

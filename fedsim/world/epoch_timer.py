@@ -113,10 +113,11 @@ class EpochTimer:
         horizon = math.inf
         if self._compute.reach_s < math.inf:
             horizon = self._next_look(task)
-        # time (s) after which the device is disconnected or the run is over
+        # time (s) after which the device is disconnected or the run is over; no end is needed after it
         last = max(task.step_start, min(task.disconnects_at, self._simulation.end))
         ends = self._epoch_ends(task, plan, min(last, horizon))
         task.epoch_ends = ends
+        # the ends after the horizon are still unknown, if there are any within the limit
         if horizon < last and ends and horizon < min(ends[-1], plan.limit):
             self._look_again(task, horizon)
             return
@@ -182,17 +183,20 @@ class EpochTimer:
         return on_grid(until) - self._reserve_s(task, limit)
 
     def _reserve_s(self, task: Task, limit: Limit) -> float:
+        """Return the time (s) that a task's computation must leave before its limit.
+
+        This is the expected time of the upload (``reserve_upload``, its bytes), and of other work after
+        the computation (``reserve_s``).
+        """
         reserve_s = 0.0
         if limit.reserve_upload:
             alone_s = self._runner.network.nominal_s(
                 task.device, "up", limit.reserve_upload, near=task.edge is not None
             )
-            # The end of the message is noticed at the next tick, or by rounding one tick later.
-            reserve_s = alone_s
-            if on_grid(alone_s) != alone_s:
-                reserve_s = on_grid_after(alone_s) + TICK_S
+            takes_whole_ticks = on_grid(alone_s) == alone_s
+            reserve_s = alone_s if takes_whole_ticks else _until_noticed_s(alone_s)
         if limit.reserve_s:
-            reserve_s += on_grid_after(limit.reserve_s) + TICK_S
+            reserve_s += _until_noticed_s(limit.reserve_s)
         return reserve_s
 
     def _begin_on_host(self, task: Task, plan: Plan) -> None:
@@ -216,9 +220,10 @@ class EpochTimer:
         assert task.epoch_ends is not None
         plan = self._plan(task)
         now = self._simulation.now
-        ends = task.epoch_ends
+        ends = task.epoch_ends  # of the epochs so far
         is_over = len(ends) == plan.epochs
         if ends and plan.adaptive and not is_over:
+            # infinity stands for the end of the next epoch, which is unknown
             begun = self._compute.adapt(task.step_start, [*ends, math.inf], plan.limit)
             is_over = len(begun) == len(ends)
         if is_over:
@@ -265,6 +270,7 @@ class EpochTimer:
         if pace != 1.0:
             self.paces[device] = pace
         task = self._runner.task_of(device)
+        # return if no epoch or evaluation is running, or if it fails for lack of memory
         if task is None or not task.waits or task.epoch_ends is None or task.fails:
             return
         if not isinstance(task.step, EpochStep):
@@ -273,8 +279,9 @@ class EpochTimer:
             self.hosts.stretch(task, before / pace)
             return
         now = self._simulation.now
-        done = bisect_right(task.epoch_ends, now)
+        done = bisect_right(task.epoch_ends, now)  # count of the complete epochs
         if done < len(task.epoch_ends):
+            # the end of the running epoch is fixed now, and later epochs are computed anew
             end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
             task.cancel("alarm")
             task.cancel("battery")
@@ -309,6 +316,14 @@ class EpochTimer:
         hosts = state["hosts"]
         if self.hosts is not None and hosts is not None:
             self.hosts.restore(hosts, self._runner.running)
+
+
+def _until_noticed_s(seconds: float) -> float:
+    """Return after how long the end of work of ``seconds`` is noticed for certain (s).
+
+    It is noticed at the next tick of the clock, or by rounding one tick later.
+    """
+    return on_grid_after(seconds) + TICK_S
 
 
 def _all_fit(ends: list[float], plan: Plan) -> bool:

@@ -65,6 +65,7 @@ class HostSpec(Spec):
         return self
 
     def _check_throughput(self) -> None:
+        # points (count of computations at a time, speed of all of them together); one has speed 1
         counts = [1.0, *(count for count, _ in self.throughput or ())]
         if counts != sorted(set(counts)):
             raise ValueError(
@@ -109,13 +110,13 @@ class _HostComputation:
 
     Attributes:
         task: task of the computation.
-        begin, end: values of the host's counter ``_Cores.progress_s`` at which the computation
-            begins and ends (s).
+        begin_progress_s, end_progress_s: values of the host's counter ``_Cores.progress_s`` at which
+            the computation begins and ends (s); they are no simulated times.
     """
 
     task: Task
-    begin: float
-    end: float
+    begin_progress_s: float
+    end_progress_s: float
 
 
 @dataclass(slots=True)
@@ -169,7 +170,7 @@ class Hosts:
         self._simulation = simulation
         self._spec = spec
         self._on_end = on_end
-        self._cores: dict[int, _Cores] = {}
+        self._cores: dict[int, _Cores] = {}  # index of a host -> its cores
         # task ID -> core seconds of the ended computations of the running step
         self._used: dict[int, float] = {}
         self._changed: dict[int, None] = {}  # hosts whose next end may have changed
@@ -216,7 +217,7 @@ class Hosts:
             return False
         cores = self._update_cores(self._host(task))
         rate = self._spec.rate(len(cores.jobs))
-        return job.end - cores.progress_s <= rate * tie_s(self._simulation.now)
+        return job.end_progress_s - cores.progress_s <= rate * tie_s(self._simulation.now)
 
     def stop(self, task: Task) -> bool:
         """End the running computation of a task, complete or not, and free its core.
@@ -231,7 +232,9 @@ class Hosts:
         if job is not None:
             cores = self._update_cores(self._host(task), changes=True)
             del cores.jobs[task.id]
-            self._used[task.id] = self._used.get(task.id, 0.0) + cores.progress_s - job.begin
+            self._used[task.id] = (
+                self._used.get(task.id, 0.0) + cores.progress_s - job.begin_progress_s
+            )
         return job is not None
 
     def stretch(self, task: Task, factor: float) -> None:
@@ -244,7 +247,7 @@ class Hosts:
         job = self._job(task)
         if job is not None:
             progress_s = self._update_cores(self._host(task), changes=True).progress_s
-            job.end = progress_s + (job.end - progress_s) * factor
+            job.end_progress_s = progress_s + (job.end_progress_s - progress_s) * factor
 
     def used_s(self, task: Task) -> float:
         """Return the core time (s) that the ending step of a task has used, and forget it.
@@ -280,7 +283,11 @@ class Hosts:
         return cores
 
     def _set_next_ends(self) -> None:
-        """Set the alarm for the next end of a computation on each host that has changed."""
+        """Set the alarm for the next end of a computation on each host that has changed.
+
+        Ends are values of the host's counter of progress (s at full speed), which advances by
+        ``rate`` in a second of simulated time.
+        """
         changed = self._changed
         self._changed = {}
         for host in changed:
@@ -289,11 +296,11 @@ class Hosts:
                 cores.alarm.cancel()
                 cores.alarm = None
             if cores.jobs:
-                next_end = min(job.end for job in cores.jobs.values())
-                remaining_s = max(0.0, next_end - cores.progress_s)
+                next_end_s = min(job.end_progress_s for job in cores.jobs.values())
+                remaining_s = max(0.0, next_end_s - cores.progress_s)
                 rate = self._spec.rate(len(cores.jobs))
                 self._set_alarm(host, on_grid_after(cores.updated_at + remaining_s / rate))
-            else:
+            else:  # nothing refers to the counter, which stays precise by starting anew
                 cores.progress_s = 0.0
 
     def _end_due(self, host: int) -> None:
@@ -302,7 +309,7 @@ class Hosts:
         cores.alarm = None
         due_until = cores.progress_s + self._spec.rate(len(cores.jobs)) * TICK_S / 2
         for _, job in sorted(cores.jobs.items()):
-            if job.end <= due_until:
+            if job.end_progress_s <= due_until:
                 self.stop(job.task)
                 self._on_end(job.task)
 
@@ -312,7 +319,7 @@ class Hosts:
         jobs: dict[int, tuple[float, float]] = {}
         for host_cores in self._cores.values():
             for task_id, job in host_cores.jobs.items():
-                jobs[task_id] = (job.begin, job.end)
+                jobs[task_id] = (job.begin_progress_s, job.end_progress_s)
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
 
     def restore(self, state: HostsState, running: Mapping[int, Task]) -> None:

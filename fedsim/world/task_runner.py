@@ -107,6 +107,7 @@ class TaskRunner:
         self.network = messages.network
         self.simulation = messages.simulation
         self._env = self.simulation.env
+        # functions that set these alarms again in a resumed run
         self._env.declare_alarm("step", self._set_step_end)
         self._env.declare_alarm("disconnection", self._set_disconnection)
         self.running: dict[int, Task] = {}
@@ -122,7 +123,7 @@ class TaskRunner:
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # devices in _working
         # processes that the next call of ``_begin_processes`` begins; None if no call is scheduled
         self._starting: list[DirectProcess] | None = None
-        self._asked = 0
+        self._task_count = 0  # count of all tasks so far; the ID of the next task
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
 
@@ -136,7 +137,7 @@ class TaskRunner:
         Args:
             task: the task.
         """
-        if not task.begun:
+        if not task.begun:  # true for a new task; a saved one is in the middle of a step
             self._begin(task)
         cause: Cause | None = None
         while cause is None and (task.position < len(task.steps) or self._add_steps(task)):
@@ -177,6 +178,7 @@ class TaskRunner:
     def _begin_step(self, task: Task) -> None:
         step = task.steps[task.position]
         if self.slots.queues and self.slots.must_wait(task, step):
+            # the task first waits for the permission to send, in a step of its own
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.begun = True
@@ -203,6 +205,7 @@ class TaskRunner:
         if task.alarm is not None:
             task.alarm.cancel()
             task.alarm = None
+        # the step may change the cause: a message that has arrived is complete all the same
         cause, facts = step.end(task, self, cause)
         self.simulation.record(
             "step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts}
@@ -352,10 +355,10 @@ class TaskRunner:
             )
         count = self.times_asked.get(device, 0)
         spent_s = self.computing.take_budget(device)
-        task = Task(self._asked, device, steps, round, group, count, continues, edge, context)
+        task = Task(self._task_count, device, steps, round, group, count, continues, edge, context)
         task.spent_s = spent_s if continues else 0.0
         self.note_data(task)
-        self._asked += 1
+        self._task_count += 1
         self.times_asked[device] = count + 1
         if round is not None and not continues:  # a message outside of rounds is no selection
             self.times_selected[device] = self.times_selected.get(device, 0) + 1
@@ -449,7 +452,7 @@ class TaskRunner:
 
     def snapshot(self) -> RunnerState:
         return {
-            "tasks": self._asked,
+            "tasks": self._task_count,
             "times_asked": _to_array(self.times_asked),
             "times_selected": _to_array(self.times_selected),
             "running": list(self.running.values()),
@@ -460,14 +463,15 @@ class TaskRunner:
         }
 
     def restore(self, state: RunnerState) -> None:
-        # availability depends on the batteries, so that they are restored before the tasks begin
+        # Batteries come in two parts. Their levels are restored first, because availability depends on
+        # them; the tasks that may run flat are restored last, because they are found in ``running``.
         self.battery_watch.restore_batteries(state["batteries"])
-        self._asked = state["tasks"]
+        self._task_count = state["tasks"]
         self.times_asked = Counter(dict(state["times_asked"].tolist()))
         self.times_selected = Counter(dict(state["times_selected"].tolist()))
         self.switched_off = set(state["switched_off"])
         for task in state["running"]:
-            task.take_up()
+            task.take_up()  # reset what a checkpoint does not save
             task.done = Signal(self._env)
             if task.flow is not None:
                 task.flow.done = task.carried_out  # checkpoints do not save functions
