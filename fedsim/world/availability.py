@@ -279,14 +279,14 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
     # ``most`` are spread evenly over all devices.
     devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]
     time = np.zeros(count)
-    last_state = np.full(count, -1)
+    last_state = np.full(count, -1)  # 0 off, 1 on, -1 before the first row
     row_counts = np.zeros(count, dtype=np.int64)
     positions = [np.empty(0, dtype=np.int64)]
     times = [np.empty(0)]
     states = [np.empty(0, dtype=np.bool_)]
     complete_count = count  # count of devices, the first ones, whose rows are within ``most``
     unfinished = np.arange(count)  # positions of devices whose rows do not reach ``end`` yet
-    while len(unfinished):
+    while len(unfinished):  # each pass takes one phase of each unfinished device
         now = time[unfinished]
         on, until = spans(devices[unfinished], now)
         is_change = last_state[unfinished] != on  # false for an off phase after an off phase

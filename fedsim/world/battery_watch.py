@@ -55,14 +55,14 @@ class BatteryWatch:
         return self.batteries
 
     def begin_task(self, task: Task) -> None:
-        battery = self._find_batteries(task)
-        if battery is not None:
-            battery.begin_task(task.device)
+        batteries = self._find_batteries(task)
+        if batteries is not None:
+            batteries.begin_task(task.device)
 
     def begin_step(self, task: Task, step: TaskStep) -> None:
-        battery = self._find_batteries(task)
-        if battery is not None:
-            battery.begin_step(task.device, step)
+        batteries = self._find_batteries(task)
+        if batteries is not None:
+            batteries.begin_step(task.device, step)
 
     def end_step(self, task: Task, sent: float, *, is_flat: bool) -> None:
         """Update the battery of a task's device at the end of a step of the task.
@@ -72,17 +72,17 @@ class BatteryWatch:
             sent: payload that the step has transferred (bytes).
             is_flat: whether an empty battery ended the step.
         """
-        battery = self._find_batteries(task)
-        if battery is not None:
+        batteries = self._find_batteries(task)
+        if batteries is not None:
             task.cancel("battery")
             self._at_risk.pop(task.id, None)
             task.flat_at = math.inf
-            battery.end_step(task.device, sent, is_flat=is_flat)
+            batteries.end_step(task.device, sent, is_flat=is_flat)
 
     def end_task(self, task: Task) -> None:
-        battery = self._find_batteries(task)
-        if battery is not None:
-            battery.end_task(task.device)
+        batteries = self._find_batteries(task)
+        if batteries is not None:
+            batteries.end_task(task.device)
 
     def runs_flat(self, task: Task, until: float) -> bool:
         """Return whether the battery of a task's device runs flat in the running step by a time.
@@ -94,9 +94,9 @@ class BatteryWatch:
             task: the task.
             until: the time (s).
         """
-        battery = self._find_batteries(task)
-        if battery is not None:
-            task.flat_at = battery.flat_at(task.device, until)
+        batteries = self._find_batteries(task)
+        if batteries is not None:
+            task.flat_at = batteries.flat_at(task.device, until)
         return task.flat_at < math.inf
 
     def predict(self, task: Task) -> None:
@@ -110,17 +110,19 @@ class BatteryWatch:
         Args:
             task: the task.
         """
-        battery = None if self.batteries is None else self._find_batteries(task)
-        if battery is None:
+        if self.batteries is None:
             return
-        remaining = 0.0
-        rate = 0.0
+        batteries = self._find_batteries(task)
+        if batteries is None:
+            return
+        remaining = 0.0  # bytes of payload
+        rate = 0.0  # bytes of payload/s
         flow = task.flow
         if flow is not None:
             remaining = flow.size - self._network.sent(flow)
             # batteries count bytes of payload, as ``remaining`` does
             rate = self._network.rate(flow) / self._network.overhead
-        when, is_flat, is_at_risk = battery.predict(task.device, remaining, rate)
+        when, is_flat, is_at_risk = batteries.predict(task.device, remaining, rate)
         task.flat_at = when if is_flat else math.inf
         if is_at_risk:
             self._at_risk[task.id] = task

@@ -71,7 +71,7 @@ class WorldBuilder:
         self._spec = spec
         self._root = root
         self._edges = network.edge_servers
-        self._batteries: Batteries | None = None
+        self._batteries: Batteries | None = None  # set before ``build_tasks``, if there are any
         self.capacity = spec.capacities(streams, root)
         links = self.capacity.links
         if network.has_device_rates and self.capacity.kinds:
@@ -89,6 +89,7 @@ class WorldBuilder:
             flops: FLOPs of training on one sample.
             rooflines: training times of kinds of devices; None if devices have no kinds.
         """
+        # order: memory and availability depend on the population
         capacity = self.capacity
         self.population = self._spec.build(
             self._streams, capacity.speed, samples, flops, self._root, rooflines, capacity.flops()
@@ -101,6 +102,7 @@ class WorldBuilder:
             self._exclude_by_memory(rooflines)
         paths = self._spec.paths(self._streams, self._root)
         self.availability = bounded(paths, self.population.arrival, self.population.departure)
+        # ``bounded`` returns the same object if all devices are present throughout
         self.all_stay = self.availability is paths
 
     def _exclude_by_memory(self, rooflines: Rooflines) -> None:

@@ -135,7 +135,8 @@ class _Days:
     def span(self, device: int, time: float) -> Span:
         begins = self._begins.item(device)
         lasts = self._lasts.item(device)
-        # -1 for a phase that began before the run
+        # Days are counted from the device's first begin; -1 is the day before. A device charges for
+        # ``lasts`` from the begin of each day on which it is plugged in, and not for the rest of it.
         day = math.floor((time - begins) / DAY_S)
         # after 97 days, rounding may make the difference too small
         if time >= begins + (day + 1) * DAY_S:
@@ -143,7 +144,7 @@ class _Days:
         start = begins + day * DAY_S
         end = begins + (day + 1) * DAY_S
         if self._chance < 1:
-            draw = self._streams.uniform("world/charging", device, day + 1)
+            draw = self._streams.uniform("world/charging", device, day + 1)  # a number from 0
             if draw >= self._chance:
                 return Span(False, start, end)
         if time < start + lasts:

@@ -195,7 +195,7 @@ def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
         fields |= {"down", "up", "latency"}
     if energy:
         fields |= {*KIND_POWERS.values()}
-    phrases = []
+    phrases = []  # for each kind with estimates: its name and the estimated properties
     for name in names:
         if name not in _table():
             continue

@@ -75,6 +75,7 @@ class DeviceTable:
         self._path = path
         self._label = f"{key}: {str(path)!r}"  # begin of error messages
         read_columns = [*columns, *optional]
+        # names of all columns of the file, also those that are not read
         self._names, table = self._read(read_columns)
         self._refuse_columns(columns)
         if others is not None:
@@ -156,18 +157,22 @@ class DeviceTable:
         Raises:
             DataError: a cell has no value of this type.
         """
+        # empty cells are left out here, and put in again at the end
         cells = self.cells[column]
         full_rows = [row for row, cell in enumerate(cells) if cell is not None]
         if len(full_rows) < len(cells) and empty is _REFUSED:
             raise self.wrong(cells.index(None), column, "every row needs a value")
         texts = [cells[row] for row in full_rows]
+        # types of quantities, such as ``Seconds``, are annotated with a ``Quantity``
         has_unit = any(isinstance(part, Quantity) for part in get_args(kind))
         if has_unit and unit is not None:
             texts = [_with_unit(cell, unit) for cell in texts]
         try:
             full_values = TypeAdapter(list[kind]).validate_python(texts)
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
+            problem = error.errors(include_url=False)[
+                0
+            ]  # ``loc`` begins with the index in ``texts``
             row = full_rows[int(problem["loc"][0])]
             reason = in_words(problem)
             if has_unit and unit is None and _BARE.fullmatch(str(cells[row])):
@@ -242,6 +247,7 @@ class DeviceTable:
             self.note(f"column {column!r}, a row for each device in their order")
         else:
             self.note(f"column {column!r}, rows by {order_column!r}")
+        # three orders: numbers of the devices, other IDs, or the devices' own order
         if "device" in self.cells:
             return [values[row] for row in self._rows_by_number(devices)]
         if self.rows != devices:
@@ -310,9 +316,12 @@ class DeviceTable:
                 raise self.wrong(
                     row, name, f"row {first_row + 1} has the same; allowed is one a device"
                 )
+        # case 1: the IDs are the indices of the devices, in any order
         numbers = [str(device) for device in range(self.rows)]
         if row_of.keys() == {*numbers}:
             return [row_of[number] for number in numbers]
+        # case 2: the IDs are other names, which must ascend; IDs are all different here, so that
+        # ``row_of`` has them in order of the rows
         for row, (before, after) in enumerate(pairwise(row_of), 1):
             if natural_key(after) < natural_key(before):
                 raise self.wrong(
@@ -339,11 +348,13 @@ def _read_table(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow
         with pq.ParquetFile(require_regular(path)) as file:
             names = list(file.schema_arrow.names)
             return names, file.read(columns=[name for name in columns if name in names])
+    # The header is read first: Arrow refuses the names of columns that the file lacks. All cells are
+    # read as text, which ``DeviceTable.values`` parses.
     with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as lines:
         names = next(csv.reader(lines), [])
     present = [name for name in columns if name in names]
     options = arrow.ConvertOptions(
-        include_columns=present or names[:1],
+        include_columns=present or names[:1],  # one column at least, for the count of rows
         column_types=dict.fromkeys(names, pa.string()),
         null_values=[""],
         strings_can_be_null=True,

@@ -194,7 +194,9 @@ class EpochTimer:
                 task.device, "up", limit.reserve_upload, near=task.edge is not None
             )
             takes_whole_ticks = on_grid(alone_s) == alone_s
-            reserve_s = alone_s if takes_whole_ticks else _until_noticed_s(alone_s)
+            reserve_s = alone_s
+            if not takes_whole_ticks:
+                reserve_s = _until_noticed_s(alone_s)
         if limit.reserve_s:
             reserve_s += _until_noticed_s(limit.reserve_s)
         return reserve_s

@@ -59,12 +59,12 @@ class EpochTimes:
     ) -> None:
         self._streams = streams
         by_device = alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter)
-        values, which = distinct(by_device)
+        values, which = distinct(by_device)  # different jitters, and the index of each device's
         # sigma of the lognormal distribution with this coefficient of variation
         sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])
         self._sigma = each(lambda indices: sigmas[indices], which)
-        self._factor = 1.0
-        self._mean_rate = 1.0
+        self._factor = 1.0  # of the speed in slow phases
+        self._mean_rate = 1.0  # long-run mean speed, relative to the full speed
         self._phases = None  # on phases are those in which a device is not slow
         self.reach_s = math.inf
         if slow is not None:
@@ -105,6 +105,7 @@ class EpochTimes:
             SimulationError: the epochs contain too many slow phases.
         """
         horizon = min(limit, horizon)
+        # without random variation and slow phases, all epochs take the same time
         if self._sigma.item(device) == 0.0 and self._phases is None:
             return _equal_ends(start, epoch_s, epochs, limit, horizon)
         ends: list[float] = []

@@ -189,6 +189,7 @@ class Lifetimes:
         self._departure = departure
         self._availability = availability
         self._on_arrival = on_arrival
+        # devices and their times, in order of time; the counts say how many have come and gone
         self._newcomers, self._arrivals = _in_order(arrival, arrival > 0)
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrival_count = 0

@@ -97,10 +97,11 @@ class Messages:
         self.network = network
         self.edges = edges
         self._on_edge_lost = on_edge_lost
+        # endpoint ID -> time until which it can be reached (s); ``TaskRunner`` sets this function
         self.reachable_until: Callable[[int], float]
-        self.under_way: dict[int, Message] = {}
-        self.lost: set[int] = set()
-        self._sent = 0
+        self.under_way: dict[int, Message] = {}  # message ID -> message
+        self.lost: set[int] = set()  # indices of the edge servers that have failed
+        self._sent = 0  # count of messages so far; the ID of the next one
         simulation.env.declare_alarm("cut", self._set_cut, in_background=True)
 
     def send(
@@ -128,7 +129,7 @@ class Messages:
         message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
         self.under_way[message.id] = message
         self._sent += 1
-        if until <= now:
+        if until <= now:  # an end in this call would come before the caller has the message
             self.simulation.env.call(partial(self._end, message, "lost"))
             return message
         message.flow = self.network.send(
@@ -232,6 +233,7 @@ class Messages:
         source = message.source
         destination = message.destination
         delivered = self.delivered(message)
+        # the server has the lowest ID, so that the other endpoint has the greater one
         edge = network.edge_at(max(source, destination))
         fields: dict[str, object] = {"round": message.round}
         if edge is not None and SERVER in (source, destination):

@@ -74,7 +74,7 @@ class ByKind(Distribution, Generic[Q]):
                     f"{key} has a value for {name!r}, and no device is of that kind; allowed are "
                     f"{allowed} and {DEFAULT}{nearest(name, capacity.names)}"
                 )
-        default = self.values.get(DEFAULT, 0)
+        default = self.values.get(DEFAULT, 0)  # for the kinds that are not named
         by_kind = np.array([self.values.get(name, default) for name in capacity.names])
         column: AnyArray = by_kind[capacity.which]
         return column
@@ -210,7 +210,9 @@ class LocalSpec(Spec):
             ScenarioError: a key does not fit the devices, or a device has both epochs and steps.
             DataError: a file is missing or malformed.
         """
-        columns: dict[str, AnyArray] = {}
+        columns: dict[
+            str, AnyArray
+        ] = {}  # key of ``population.local`` -> value of each device; 0: none
         for key, quantity in _QUANTITIES.items():
             values = alike(0, devices)
             distribution: Distribution | None = getattr(self, key)

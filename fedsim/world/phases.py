@@ -63,13 +63,13 @@ class Phases:
         self._streams = streams
         self._purpose = purpose
         self._first_purpose = f"{purpose}/first"
-        self._means = (mean_off, mean_on)
+        self._means = (mean_off, mean_on)  # indexed by whether the phase is on
         self._share_on = mean_on / (mean_on + mean_off)
         # look-ups of less time (s) are not checked for too many phases
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)
         self._rows = DeviceRows(devices)
         # Phase of the last look-up in each row of the cache. Before the first look-up it ends at 0.
-        self._count = np.zeros(self._rows.length, dtype=np.int64)
+        self._count = np.zeros(self._rows.length, dtype=np.int64)  # index k of the phase
         self._on = np.zeros(self._rows.length, dtype=np.bool_)
         self._start = np.zeros(self._rows.length)
         self._end = np.zeros(self._rows.length)
@@ -89,7 +89,7 @@ class Phases:
         else:
             count = self._count.item(row)
             on = self._on.item(row)
-        if time - end > self._far_s:
+        if time - end > self._far_s:  # the time may be too many phases ahead
             self.check_walk(device, end, time)
         while time >= end:
             count = count + 1
@@ -174,8 +174,8 @@ class Phases:
         if is_unknown.any():
             self._begin_paths(devices[is_unknown], rows[is_unknown])
         end = self._end[rows]
-        behind = np.flatnonzero(end <= times)
-        if behind.size:
+        behind = np.flatnonzero(end <= times)  # positions of devices that need further phases
+        if behind.size:  # an error if the farthest time is too many phases ahead
             farthest = int(behind[np.argmax(times[behind] - end[behind])])
             self.check_walk(int(devices[farthest]), end.item(farthest), times.item(farthest))
         while behind.size:
@@ -210,16 +210,18 @@ class Phases:
         count = self._count[rows]
         on = self._on[rows]
         end = self._end[rows]
+        # mean count of phases up to the times; some more are drawn, so that they suffice for most
         expected = float(np.mean(times - end)) / (sum(self._means) / 2)
         ahead = np.arange(1, min(_PHASES_AT_ONCE, int(1.1 * expected) + 4))
         states = on[:, None] ^ (ahead % 2 == 1)  # on and off phases alternate
+        # end of the cached phase, and lengths of the next ones, which are summed up to their ends
         ends = np.empty((len(devices), len(ahead) + 1))
         ends[:, 0] = end
         ends[:, 1:] = self._lengths(devices, count[:, None] + ahead, states)
         np.cumsum(ends, axis=1, out=ends)
         # column of the phase in which each device's time lies; the last column if the time is later
         passed = np.minimum((ends <= times[:, None]).sum(axis=1), len(ahead))
-        lines = np.arange(len(devices))
+        lines = np.arange(len(devices))  # each device's row of ``ends``
         self._count[rows] = count + passed
         self._on[rows] = on ^ (passed % 2 == 1)
         self._start[rows] = ends[lines, passed - 1]

@@ -156,6 +156,7 @@ class PopulationSpec(Spec):
 
     @model_validator(mode="after")
     def _check_speeds(self) -> Self:
+        # three keys that set the devices' speeds, each in its own way
         keys = [name for name in ("speed", "capacity", "device") if getattr(self, name) is not None]
         if len(keys) > 1:
             raise ValueError(
@@ -165,6 +166,7 @@ class PopulationSpec(Spec):
             raise ValueError(
                 "'reference_flops' is for 'speed'; the kinds of 'device' know how fast they are"
             )
+        # names of kinds that are known before the draws; cells of a file are checked when it is read
         names: Sequence[str] = ()
         if isinstance(self.device, Constant):
             names = [self.device.value]
@@ -235,13 +237,14 @@ class PopulationSpec(Spec):
             return Capacity(speeds, links=None)
         generator = streams.generator("world/device")
         names = self.device.by_device("population.device", generator, self.devices, root)
-        kind_names, which = distinct(names)
+        kind_names, which = distinct(names)  # the kinds, and the index of each device's kind
         kinds = [find_kind(name, self.kinds, "population.device") for name in kind_names.tolist()]
         down = np.array([kind.down for kind in kinds])[which]
         up = np.array([kind.up for kind in kinds])[which]
         latency = np.array([kind.latency for kind in kinds])[which]
-        speed_by_kind = alike(np.inf, self.devices)
-        return Capacity(speed_by_kind, (down, up, latency), kinds, which, kind_names.tolist())
+        # not used: the training times of kinds are computed by ``Rooflines``
+        speeds = alike(np.inf, self.devices)
+        return Capacity(speeds, (down, up, latency), kinds, which, kind_names.tolist())
 
     def sizes(self, streams: Streams, root: Path | None) -> Ints:
         """Draw the devices' training sample counts in a world without data, int64 [devices].
@@ -321,13 +324,13 @@ class PopulationSpec(Spec):
         _check_speed(speed)
         if flops is None and self.reference_flops is not None:
             flops = speed * self.reference_flops
-        slowness: Floats = np.ones(1)
+        slowness: Floats = np.ones(1)  # factor of the speed; one value stands for all devices
         if self.stragglers is not None:
             slowness = self.stragglers.slowness(streams, self.devices, root)
             speed = speed * slowness
             if flops is not None:
                 flops = flops * slowness
-        cost = 1.0
+        cost = 1.0  # of a sample, relative to a sample of the model for which ``speed`` is given
         if self.reference_flops is not None:
             cost = flops_per_sample / self.reference_flops
         arrival = self._draw_arrival(streams, root)

@@ -61,8 +61,11 @@ def operations_s(
     Returns:
         The time (s).
     """
+    # columns come in pairs: a fixed amount of a batch, and an amount per sample of the batch
     per_batch = operations[:, 0::2]
     per_sample = operations[:, 1::2]
+    # FLOPs, bytes of one pass over the data, and bytes of additional passes, [operations] each; ARM
+    # cores have FLOPs and additional bytes of their own
     work, traffic, passes, arm_work, arm_passes = (per_batch + samples * per_sample).T
     if processor == "arm":
         work = arm_work
@@ -125,6 +128,7 @@ class Rooflines:
         self._cost_of = cost_of
         self._usual = usual or [Training(start=None)] * len(kinds)
         self.layers = layers
+        # results of these methods by their arguments, as many devices have equal trainings
         self._batch_s = cache(self._compute_batch_s)
         self._smaller = cache(self._make_smaller)
 
@@ -167,14 +171,15 @@ class Rooflines:
             return smaller.training_s(device, training, samples)
         kind = int(self.which[device])
         if not samples:
-            return self.kinds[kind].epoch
+            return self.kinds[kind].epoch  # the fixed time of an epoch
+        # a count of steps is whole passes over the samples, and single batches of the next pass
         batching = training.batching(self._batching)
         whole_passes = 1
         single_batches = 0
         match training.amount:
             case LocalSteps(count, only_batch=None):
                 whole_passes, single_batches = divmod(count, batching.count(samples))
-            case LocalSteps(count):
+            case LocalSteps(count):  # all steps on one batch
                 whole_passes = 0
                 single_batches = count
         size = min(batching.size, samples)
@@ -183,6 +188,7 @@ class Rooflines:
             full_s = whole_passes * self._epoch_s(kind, samples, batching, learns=learns)
             return full_s + single_batches * self._batch_s(kind, size, learns=learns)
 
+        # the other models of a contrastive term take forward passes only
         forward_s = epoch_s(learns=False)
         return self.kinds[kind].epoch + epoch_s(learns=True) + training.asked_besides * forward_s
 
@@ -344,6 +350,7 @@ class Rooflines:
             return training
         if self.needed(replace(training, layers=1), samples) > available:
             return training
+        # binary search for the greatest count of layers that fits
         layers = 1
         too_many = self.layers  # least count of layers known not to fit
         while too_many - layers > 1:
@@ -395,6 +402,7 @@ class Rooflines:
             for size in np.unique(sizes[self.which == kind]).tolist():
                 training = replace(usual, batch_size=size or None)
                 devices = np.flatnonzero((self.which == kind) & (sizes == size))
+                # the largest batch is computed once for each count of samples
                 counts, which_count = np.unique(samples[devices], return_inverse=True)
                 batches = [self._largest_batch(training, count) for count in counts.tolist()]
                 batch_by_count = np.array(batches, dtype=np.int64)

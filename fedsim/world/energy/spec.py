@@ -309,6 +309,7 @@ class BatterySpec(Spec):
             charge = draw_column("charge", self.charge)
         return {
             "capacity_j": capacity,
+            # an infinite capacity times a share of 0 is not a number
             "initial_j": np.where(share > 0, capacity, 0.0) * share,
             "charge_w": charge,
         }
@@ -447,11 +448,13 @@ class EnergySpec(Spec):
         Returns:
             Name, such as ``compute_w`` -> W, J/B or s of each device, float64 [devices].
         """
+        # values by increasing precedence: presets, powers of the devices' kinds (without presets only),
+        # and the scenario's distributions
         streams = context.streams
         presets: list[dict[str, float]] = [{}]
         if self.preset is not None:
             presets = [_preset_coefficients(name) for name in self.preset]
-        which = self.draw_presets(streams, context.devices)
+        which = self.draw_presets(streams, context.devices)  # index of each device's preset
         columns: dict[str, AnyArray] = {}
         for name in _KEYS.values():
             columns[name] = np.array([preset.get(name, 0.0) for preset in presets])[which]
@@ -467,6 +470,7 @@ class EnergySpec(Spec):
         columns["compute_w"] = columns["compute_w"] * self.utilisation
         for name in ("receive_j_byte", "send_j_byte"):
             columns[name] = columns[name] * context.overhead
+        # in whole ticks of the clock
         columns["tail_s"] = np.rint(columns["tail_s"] / TICK_S) * TICK_S
         return columns
 

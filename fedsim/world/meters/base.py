@@ -231,7 +231,7 @@ class Meters:
     def __init__(
         self, of_sections: Mapping[str, Meter] | None = None, own: Sequence[Meter] = ()
     ) -> None:
-        self._own: dict[str, Meter] = {}
+        self._own: dict[str, Meter] = {}  # entry in the summary -> meter of the user
         for meter in own:
             name = meter.entry or type(meter).__name__
             if name in self._own:
@@ -243,6 +243,8 @@ class Meters:
             self._own[name] = meter
         self.of_sections = dict(of_sections or {})
         self._all = self.of_sections | self._own
+        # kind of record -> entry of each meter with a method ``on_KIND``, and this method; a kind is
+        # added with its first record
         self._listeners: dict[str, list[tuple[str, _Listener]]] = {}
         # meters that override ``on_step``, and that override ``on_transfer``, with their entries
         self._steps: list[tuple[str, Meter]] = []
@@ -290,6 +292,7 @@ class Meters:
             self._listeners[kind] = self._find_listeners(kind)
         for entry, listener in self._listeners[kind]:
             _call(entry, time, listener, time, fields)
+        # a step is known at its end, with the start from the record of its start
         start = time
         if kind == "step-start":
             self._starts[fields["task"]] = time
@@ -338,7 +341,7 @@ class Meters:
             totals = _call(entry, time, meter.totals, time)
             for name, _, _ in meter.round_columns:
                 total = _find_total(entry, totals, name)
-                if total is None:
+                if total is None:  # unknown, as emissions without a zone
                     row[name] = None
                     self._last_totals[name] = 0.0
                 else:
@@ -394,6 +397,7 @@ class Meters:
                 raise SimulationError(
                     f"the meter {entry!r}: what summary gives must be JSON: {error}"
                 ) from None
+        # the user's meters get a section of their own
         own = {entry: entries.pop(entry) for entry in self._own}
         return {**entries, "meters": own} if own else {**entries}
 

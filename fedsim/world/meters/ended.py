@@ -110,6 +110,7 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
         return None
     payloads: Payloads = fields["payloads"]
     delivered = fields["delivered"]
+    # names of the payloads, such as ``model+mask``
     purpose = payloads[0][0] if len(payloads) == 1 else "+".join([name for name, _ in payloads])
     return Transfer(
         start,
@@ -119,7 +120,7 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
         purpose,
         fields["bytes"],
         delivered,
-        fields.get("wire_bytes", delivered),
+        fields.get("wire_bytes", delivered),  # recorded only if there are headers
         fields["outcome"],
         fields["round"],
         fields.get("task"),

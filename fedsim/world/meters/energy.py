@@ -145,14 +145,16 @@ class EnergyMeter(Meter):
         self.columns = columns
         self.setting = setting
         self._zones = [Zone(zone["hours"], zone["offset_s"]) for zone in setting["zones"]]
-        self._grams = np.zeros(len(columns["zone"]))
+        self._grams = np.zeros(len(columns["zone"]))  # CO2 of each device
+        # phase -> energy of each device in this phase (J)
         self._books = {phase: np.zeros_like(self._grams) for phase in PHASES}
+        # phase of devices, or place of the server's side -> energy of all (J)
         self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
         # energy of tasks whose work was not used (J): they failed, had no epoch that counts, or
         # their update was lost at an edge server
         self.wasted = 0.0
         self.grams: float | None = 0.0 if self._zones else None
-        self._places_since = 0.0
+        self._places_since = 0.0  # time up to which the idle energy of places is counted (s)
         # running task's ID -> its begin (s), and the energy that it has drawn beyond idle (J)
         self._tasks: dict[int, tuple[float, float]] = {}
         # task ID -> whether the task trained without an epoch that counts
@@ -300,7 +302,7 @@ class EnergyMeter(Meter):
     def on_step(self, ended: Step) -> None:
         start, time, device, task, step, outcome, fields = ended
         phase = POWERS.get(step)
-        if phase is None:
+        if phase is None:  # a step that draws idle power only
             return
         if phase == "compute":
             core_s = fields.get("core_s", time - start)
@@ -309,7 +311,7 @@ class EnergyMeter(Meter):
             joules = self._book_transfer(ended, phase)
         if step == "train" and not fields["epochs"]:
             self._idlers[task] = True
-        if outcome == "battery":
+        if outcome == "battery":  # the radio of a flat device sleeps
             self._end_tail(device, time)
         self._book(device, phase, joules, start, time)
         self._charge(task, joules)
@@ -331,7 +333,7 @@ class EnergyMeter(Meter):
             + self._coefficient(device, f"{phase}_j_byte") * delivered
         )
         if "sender" in fields or "receiver" in fields:
-            self._at_edges[task] = 0.0
+            self._at_edges[task] = 0.0  # replaced at the end of the task
             self._book_server_side(("edge",), "j_byte", delivered, start, time)
         else:
             self._book_server_side(PLACES, "j_byte", delivered, start, time)
@@ -343,14 +345,16 @@ class EnergyMeter(Meter):
         task = fields["task"]
         device = fields["device"]
         begin, drawn = self._tasks.pop(task)
-        is_wasted = self._idlers.pop(task, False) or fields["outcome"] != "done"
+        trained_nothing = self._idlers.pop(task, False)
+        is_wasted = trained_nothing or fields["outcome"] != "done"
         idle = self._coefficient(device, "idle_w") * (time - begin)
         joules = drawn + idle
         if is_wasted:
             self.wasted += joules
             self._at_edges.pop(task, None)
-        elif task in self._at_edges:
+        elif task in self._at_edges:  # wasted if the edge server loses the update later
             self._at_edges[task] = joules
+        # the energy of the radio's tail, which goes on after the task, is wasted with the task
         if device in self._tails:
             tail_begin, tail_task, _ = self._tails[device]
             if tail_task == task:

@@ -1,6 +1,6 @@
 """Congestion control of TCP senders by CUBIC and Reno, vectorised over flows; ``bbr.py`` has BBR.
 
-Windows are in segments, so that the formulas are those of the standards.
+Windows are in segments, so that the formulas look as in the standards.
 """
 
 from collections.abc import Iterator, Mapping

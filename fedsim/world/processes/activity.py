@@ -198,7 +198,7 @@ class ComputeActivity(Activity):
         self.ends = ends
         self.until = until
         self._pace = pace
-        self._left_at_end = 0.0
+        self._left_at_end = 0.0  # remaining time at a loss (s)
         self._alarm: Alarm | None = None
 
     def set_end_alarm(self) -> None:

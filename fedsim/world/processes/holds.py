@@ -142,6 +142,7 @@ class Holds:
             traces = self._network.traces
             if traces is not None and traces.of(link) is not None:
                 present_rate = math.inf  # its trace alone limits it
+        # records are JSON, which has no infinity
         finite_rate = None if present_rate == math.inf else present_rate
         self._processes.emit("link-rate", link=link, rate=finite_rate)
 

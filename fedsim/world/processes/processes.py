@@ -84,16 +84,18 @@ class Processes:
         self.sending: dict[Sending, int] = {}  # message -> ID of its process
         # ID of a computation -> computation and ID of its process
         self.computing: dict[int, tuple[ComputeActivity, int]] = {}
-        self.computed = 0
+        self.computed = 0  # count of computations so far; the ID of the next one
         # device -> event that fires when the device is switched on again
         self.switched_on: dict[int, simpy.Event] = {}
-        # process ID and call -> its saved activities, during a restore; None at other times
+        # During a restore, processes begin again, and repeat their calls: process ID and call -> saved
+        # messages and computations that these calls return. None at other times.
         self._saved: dict[tuple[int, Call], list[Any]] | None = None
         # process ID and time (s) -> events of a restore whose alarms are not set again yet
         self._waits: dict[tuple[int, float], list[simpy.Event]] = {}
         self.silent = False  # whether records are suppressed, during a restore and after the run
         self.acts: Counter[str] = Counter()  # record kind -> count of records by processes
         self.holds = Holds(self)
+        # each process has its own API, which knows the ID of the process: its index
         self._worlds = [World(self, number) for number in range(len(specs))]
         self.world = World(self, len(specs))
         for number, (spec, world) in enumerate(zip(specs, self._worlds, strict=True)):
@@ -250,6 +252,7 @@ class Processes:
         for number, computation in state["computing"]:
             call = computation[0]
             activities[number, call].append(self.add_computation(number, *computation))
+        # processes now begin again; their calls return these messages and computations
         self._saved = activities
         self.silent = True
         self._start()
@@ -269,6 +272,7 @@ class Processes:
         """
         self.silent = False
         self._saved = None
+        # each wait that a process has begun again needs an alarm of the snapshot at the same time
         alarm_counts = Counter((number, when) for kind, number, when in alarms if kind == "process")
         for (number, when), events in self._waits.items():
             if len(events) > alarm_counts[number, when]:

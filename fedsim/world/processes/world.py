@@ -279,13 +279,14 @@ class World:
                 f"a process computes on device {number}, whose host shares its cores among "
                 "tasks alone"
             )
+        # ``pace`` is the factor by which ``slow`` changes the device's speed now
         now = self.now
         pace = tasks.computing.paces.get(number, 1.0)
         until = tasks.reachable_until(number)
         duration = tasks.population.working_s(number, Work(samples, work_flops, work_s)) / pace
         if until <= now:  # lost at once, whatever its end
             end = on_grid(now + duration)
-        else:
+        else:  # one epoch stands for the work, so that jitter and slow phases count
             (end,) = tasks.compute.epoch_ends(number, now, duration, 1, math.inf, until)
         computation = processes.add_computation(
             self._process_id, call, processes.computed, number, now, end, until, pace
@@ -355,6 +356,7 @@ class World:
         tasks = self._processes.tasks
 
         def wait() -> ProcessGenerator:
+            # a device may be unavailable for another reason at the time for which this waits
             while tasks.reachable_until(number) <= self.now:
                 if number in tasks.switched_off:
                     yield self._processes.switched_on.setdefault(number, self.env.event())
@@ -559,7 +561,7 @@ class World:
             process:cache-miss {'device': 0, 'file': 'map'}
         """
         reserved = [key for key in data if key in _COLUMNS]
-        if type(data.get("device")) is int:
+        if type(data.get("device")) is int:  # fills the column; a bool is no index
             reserved.remove("device")
         if reserved:
             raise SimulationError(

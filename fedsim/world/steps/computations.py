@@ -103,9 +103,10 @@ class Train(EpochStep):
         usage = services.computing.end(task, self.limit, cause)
         limit = self.limit
         ends = task.epoch_ends or []
-        done = bisect_right(ends, services.simulation.now)
+        done = bisect_right(ends, services.simulation.now)  # count of the complete epochs
         # with ``cut_undoes``, an epoch that the limit cuts off undoes the whole training
         is_undone = limit.cut_undoes and done < len(ends)
+        # ``at_least`` epochs are needed; a device that was interrupted has its cause, and is not slow
         is_slow = cause is None and (is_undone or done < limit.at_least)
         # a slow device that may go on answers with the untrained model; otherwise it is late
         task.epochs = 0 if is_slow and limit.go_on else done
