@@ -257,8 +257,8 @@ class WorkerProcesses(Executor):
     def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
         """Call a function in a worker process, and return its value; wait until it is done.
 
-        Each thread of the pool has its own process, which is started at the thread's first call, and
-        after the end of its former process. An error of the function is raised here.
+        Each thread of the pool has its own process, which is started at the thread's first call,
+        and after the end of its former process. An error of the function is raised here.
         """
         if not hasattr(self._of_thread, "worker"):
             self._of_thread.worker = WorkerProcess(self._shares.take())

@@ -128,6 +128,7 @@ def _rare_collections() -> Iterator[None]:
 
     A run makes little garbage, and frequent collections would take a quarter of its time.
     """
+    # if runs overlap, the first one has changed the thresholds, and the last one restores them
     before = _running[0] if _running else gc.get_threshold()
     _running.append(before)
     if 0 < before[0] < _OBJECTS_A_COLLECTION:
@@ -341,6 +342,7 @@ class Simulation:
             self._sinks.append(sink)
         for kind in kinds:
             self._sinks_of.setdefault(kind, []).append(sink)
+        # for each kind with sinks of its own, all sinks in their order; other kinds have ``_sinks``
         self._receivers = {kind: [*self._sinks, *own] for kind, own in self._sinks_of.items()}
 
     def at_end(self, final: Callable[[], None]) -> None:

@@ -146,9 +146,9 @@ class _Course:
     def follow(self, point: _Point, to: float) -> None:
         """Change ``point``, the state of the battery, to the state at ``to`` (s), at most ``end``.
 
-        The level at ``end`` is ``target`` (J), if there is one: the battery is then full, flat (0), or
-        charged enough to restart a flat device. Powers are in W; ``tail`` is the time at which the
-        device's radio falls asleep.
+        The level at ``end`` is ``target`` (J), if there is one: the battery is then full, flat (0),
+        or charged enough to restart a flat device. Powers are in W; ``tail`` is the time at which
+        the device's radio falls asleep.
         """
         seconds = to - point.at
         point.charged += self.charge_w * seconds
@@ -456,7 +456,7 @@ class Batteries:
                 net_w = 0.0
                 charge_w = idle_w + task_w  # a full battery is charged with what is drawn
             target = capacity if net_w > 0 else 0.0
-        # the course ends when the charger or the radio changes, or when the level reaches its target
+        # a course ends when charger or radio change, or when the level reaches its target
         course = _Course(end, net_w, charge_w, idle_w, task_w, capacity)
         if net_w:
             # A course of no length could make a device with a tiny battery run flat and restart

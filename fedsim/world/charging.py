@@ -135,8 +135,8 @@ class _Days:
     def span(self, device: int, time: float) -> Span:
         begins = self._begins.item(device)
         lasts = self._lasts.item(device)
-        # Days are counted from the device's first begin; -1 is the day before. A device charges for
-        # ``lasts`` from the begin of each day on which it is plugged in, and not for the rest of it.
+        # Days are counted from the device's first begin; -1 is the day before. On a day on which it
+        # is plugged in, a device charges for ``lasts`` from the begin of the day.
         day = math.floor((time - begins) / DAY_S)
         # after 97 days, rounding may make the difference too small
         if time >= begins + (day + 1) * DAY_S:

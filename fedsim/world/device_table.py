@@ -348,8 +348,8 @@ def _read_table(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow
         with pq.ParquetFile(require_regular(path)) as file:
             names = list(file.schema_arrow.names)
             return names, file.read(columns=[name for name in columns if name in names])
-    # The header is read first: Arrow refuses the names of columns that the file lacks. All cells are
-    # read as text, which ``DeviceTable.values`` parses.
+    # The header is read first: Arrow refuses the names of columns that the file lacks. All cells
+    # are read as text, which ``DeviceTable.values`` parses.
     with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as lines:
         names = next(csv.reader(lines), [])
     present = [name for name in columns if name in names]

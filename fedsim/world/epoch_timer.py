@@ -86,6 +86,7 @@ class EpochTimer:
             training: the training; None for an evaluation.
         """
         now = self._simulation.now
+        # a budget counts from the first computation, in a continued task of the previous one
         if task.budget_from is None:
             task.budget_from = now - task.spent_s
         failing_s = self._runner.population.failing_s(task.device, training, task.samples)
@@ -113,7 +114,7 @@ class EpochTimer:
         horizon = math.inf
         if self._compute.reach_s < math.inf:
             horizon = self._next_look(task)
-        # time (s) after which the device is disconnected or the run is over; no end is needed after it
+        # time (s) after which no end is needed, as the device is disconnected or the run is over
         last = max(task.step_start, min(task.disconnects_at, self._simulation.end))
         ends = self._epoch_ends(task, plan, min(last, horizon))
         task.epoch_ends = ends
@@ -153,6 +154,7 @@ class EpochTimer:
 
         A last end that exceeds the task's time limit only by rounding is set to the limit.
         """
+        # after a change of its speed, the ends up to the running epoch's are known
         fixed = self._fixed_ends.get(task.id, [])
         begin = fixed[-1] if fixed else task.step_start
         remaining = plan.epochs - len(fixed)
@@ -185,8 +187,8 @@ class EpochTimer:
     def _reserve_s(self, task: Task, limit: Limit) -> float:
         """Return the time (s) that a task's computation must leave before its limit.
 
-        This is the expected time of the upload (``reserve_upload``, its bytes), and of other work after
-        the computation (``reserve_s``).
+        This is the expected time of the upload (``reserve_upload``, its bytes), and of other work
+        after the computation (``reserve_s``).
         """
         reserve_s = 0.0
         if limit.reserve_upload:

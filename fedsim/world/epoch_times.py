@@ -181,6 +181,7 @@ def _equal_ends(
 ) -> list[float]:
     """Return the ends (s) of epochs that all take ``epoch_s`` (s), as ``EpochTimes.epoch_ends``."""
     count = epochs
+    # epochs that take less than a tick all end at the begin
     if on_grid(epoch_s) > 0:
         if limit < math.inf:
             count = min(count, math.ceil((limit - start) / epoch_s))

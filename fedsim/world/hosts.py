@@ -110,8 +110,8 @@ class _HostComputation:
 
     Attributes:
         task: task of the computation.
-        begin_progress_s, end_progress_s: values of the host's counter ``_Cores.progress_s`` at which
-            the computation begins and ends (s); they are no simulated times.
+        begin_progress_s, end_progress_s: values of the host's counter ``_Cores.progress_s`` at
+            which the computation begins and ends (s); they are no simulated times.
     """
 
     task: Task
@@ -272,7 +272,7 @@ class Hosts:
                 is then set anew after the other events of this time.
         """
         if changes:
-            if not self._changed:
+            if not self._changed:  # one call at the end of the instant serves all hosts
                 self._simulation.unsettle(self._set_next_ends)
             self._changed[host] = None
         cores = self._cores.setdefault(host, _Cores(self._simulation.now))

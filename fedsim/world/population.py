@@ -186,6 +186,7 @@ class Population:
             sizes = None
             if self.own is not None:
                 sizes = self.own.batch_size
+            # times of the reduced speeds; the factor ``slowness`` below undoes this
             epochs: Floats = self.rooflines.epochs_s(self.samples, sizes) / self.slowness
             return epochs[devices] * slowness
         samples = self._samples_per_epoch(devices)

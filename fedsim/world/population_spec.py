@@ -166,7 +166,7 @@ class PopulationSpec(Spec):
             raise ValueError(
                 "'reference_flops' is for 'speed'; the kinds of 'device' know how fast they are"
             )
-        # names of kinds that are known before the draws; cells of a file are checked when it is read
+        # kinds that are named here; those in a file are checked when it is read
         names: Sequence[str] = ()
         if isinstance(self.device, Constant):
             names = [self.device.value]

@@ -246,11 +246,12 @@ class TaskRunner:
             task: the task.
             end: time at which the step is complete (s); infinity for never.
         """
-        off = max(task.disconnects_at, self.simulation.now)
-        runs_flat = self.batteries is not None and self.battery_watch.runs_flat(task, min(end, off))
+        disconnects_at = max(task.disconnects_at, self.simulation.now)
+        until = min(end, disconnects_at)
+        runs_flat = self.batteries is not None and self.battery_watch.runs_flat(task, until)
         if runs_flat and task.flat_at < end:
             self.battery_watch.set_alarm(task.id, task.flat_at)
-        elif end <= off:
+        elif end <= disconnects_at:
             self._set_step_end(task.id, end)
 
     def note_data(self, task: Task) -> None:
@@ -463,8 +464,9 @@ class TaskRunner:
         }
 
     def restore(self, state: RunnerState) -> None:
-        # Batteries come in two parts. Their levels are restored first, because availability depends on
-        # them; the tasks that may run flat are restored last, because they are found in ``running``.
+        # Batteries come in two parts. Their levels are restored first, because availability depends
+        # on them; the tasks that may run flat are restored last, because they are found in
+        # ``running``.
         self.battery_watch.restore_batteries(state["batteries"])
         self._task_count = state["tasks"]
         self.times_asked = Counter(dict(state["times_asked"].tolist()))

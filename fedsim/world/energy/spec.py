@@ -448,8 +448,8 @@ class EnergySpec(Spec):
         Returns:
             Name, such as ``compute_w`` -> W, J/B or s of each device, float64 [devices].
         """
-        # values by increasing precedence: presets, powers of the devices' kinds (without presets only),
-        # and the scenario's distributions
+        # values by increasing precedence: presets, powers of the devices' kinds (without presets
+        # only), and the scenario's distributions
         streams = context.streams
         presets: list[dict[str, float]] = [{}]
         if self.preset is not None:
@@ -512,5 +512,5 @@ class EnergySpec(Spec):
         shares = None
         if self.shares is not None:
             shares = np.array(self.shares) / sum(self.shares)
-        count = len(self.preset or [""])
+        count = len(self.preset or [""])  # without presets, all devices have the index 0
         return streams.generator("world/energy/preset").choice(count, devices, p=shares)

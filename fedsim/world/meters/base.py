@@ -243,8 +243,8 @@ class Meters:
             self._own[name] = meter
         self.of_sections = dict(of_sections or {})
         self._all = self.of_sections | self._own
-        # kind of record -> entry of each meter with a method ``on_KIND``, and this method; a kind is
-        # added with its first record
+        # kind of record -> entry of each meter with a method ``on_KIND``, and this method; a kind
+        # is added with its first record
         self._listeners: dict[str, list[tuple[str, _Listener]]] = {}
         # meters that override ``on_step``, and that override ``on_transfer``, with their entries
         self._steps: list[tuple[str, Meter]] = []
@@ -270,7 +270,7 @@ class Meters:
             For each such meter, the name of its entry in the summary, and the method.
         """
         name = "on_" + re.sub(r"\W", "_", kind)
-        if hasattr(Meter, name):
+        if hasattr(Meter, name):  # ``on_step`` and ``on_transfer``, which take no records
             return []
         listeners = []
         for entry, meter in self._all.items():
@@ -444,6 +444,7 @@ def _find_total(entry: str, totals: object, name: str) -> float | None:
     Raises:
         SimulationError: the total is missing, or not a finite number.
     """
+    # the error shows "nothing" if the column is missing, and the result itself if it is no mapping
     total = totals.get(name, "nothing") if isinstance(totals, Mapping) else totals
     if total is None:
         return None

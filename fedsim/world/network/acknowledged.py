@@ -110,6 +110,7 @@ class AcknowledgedFlows(QueuedFlows):
         """
         senders = self.senders
         bbr = self.bbr
+        # round trips in which nothing was acknowledged are no measurement
         rows = np.flatnonzero(is_round_over & bbr.is_used & (segments > senders.round_begin))
         has_unsent = self._size + self._lost - self._sent > NO_BYTES
         note_round(bbr, rows, (segments - senders.round_begin)[rows], has_unsent[rows], now)

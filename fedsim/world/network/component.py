@@ -203,6 +203,7 @@ class LinkComponent(SteadyFlows):
         assert plan is not None
         if plan.parts is None:
             return []
+        # ends up to the time ``_told`` were returned before
         is_new = (plan.ends <= until) & (plan.ends > self._told)
         self._told = until
         self._find_next_end(plan)
@@ -420,8 +421,8 @@ class LinkComponent(SteadyFlows):
     def _send(self, length_s: float, delays: Floats, acked_before: Floats) -> SentBytes:
         """Compute how many bytes each sender sends in a step, limited by its window and first link.
 
-        Windows are in segments (packets). A sender is held if its first link makes it wait, instead of
-        dropping bytes that do not fit into its queue.
+        Windows are in segments (packets). A sender is held if its first link makes it wait, instead
+        of dropping bytes that do not fit into its queue.
 
         Args:
             length_s: length of the step (s).
@@ -566,6 +567,7 @@ class LinkComponent(SteadyFlows):
         delivered = self._delivered.item(row)
         if plan is None or plan.length_s == math.inf:
             return delivered
+        # the bytes of a flow that ends in the step move within this part of the step
         part = 1.0 if plan.parts is None else plan.parts.item(row)
         passed = min((at - self._since) / plan.length_s / part, 1.0)
         return delivered + plan.delivered.item(row) * passed

@@ -112,7 +112,7 @@ class FlowColumns:
             setattr(self, name, np.concatenate((values, getattr(others, name))))
 
     def row(self, row: int) -> dict[str, float | Floats]:
-        """Return a copy of the values of one flow: field -> value.
+        """Return a copy of a flow's values: field -> value.
 
         Args:
             row: index of the flow.
@@ -238,7 +238,7 @@ def grow(
         delay: round trip with queues (s), [flows].
     """
     window = senders.window
-    # in slow start, the window grows by a segment for each acknowledged segment, up to the threshold
+    # in slow start, each acknowledged segment lets the window grow by one, up to the threshold
     is_slow = window < senders.threshold
     in_slow_start = np.minimum(acked, np.maximum(senders.threshold - window, 0.0))
     if np.count_nonzero(is_slow) == len(is_slow):
@@ -279,12 +279,12 @@ def reduce(senders: Senders, control: Control, has_lost: Flags) -> None:
     window = senders.window[has_lost]
     beta = CUBIC_BETA if control == "cubic" else RENO_BETA
     reduced = np.maximum(window * beta, LEAST_WINDOW)
-    # fast convergence, RFC 9438, section 4.7
+    # the peak is CUBIC's W_max; fast convergence, RFC 9438, section 4.7, lowers it
     has_fallen = window < senders.peak[has_lost]
     senders.peak[has_lost] = np.where(has_fallen, window * (1 + CUBIC_BETA) / 2, window)
     senders.window[has_lost] = reduced
     senders.threshold[has_lost] = reduced
-    senders.epoch[has_lost] = np.nan
+    senders.epoch[has_lost] = np.nan  # the next growth begins an epoch
 
 
 def leave_slow_start(senders: Senders, segments: Floats) -> None:

@@ -88,7 +88,7 @@ class Deliveries:
             memory_s: length of the past (s) for which stored values are still needed.
         """
         if self._rows and self._times[self._rows - 1] == now:
-            self._rows -= 1
+            self._rows -= 1  # the last value is of the same time, and is replaced
         if self._rows == len(self._times):
             self._drop_old(now - memory_s)
         self._times[self._rows] = now

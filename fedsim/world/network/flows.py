@@ -283,15 +283,15 @@ class Network(RunningFlows):
         The clock calls this method once at the end of an instant with such changes. The method also
         sets the alarm for the next end of a flow, and calls ``on_shared``.
 
-        The network becomes general when flows first share a device's own link. Before, each own link
-        is a cap on one flow; from then on, all links are shared by one rule.
+        The network becomes general when flows first share a device's own link. Before, each own
+        link is a cap on one flow; from then on, all links are shared by one rule.
         """
         self._unsettled = False
         now = self._simulation.now
         self._advance(now)
         # The order: running flows and links are first updated under the present sharing rules; then
-        # all flows may move to the rule of a general network; new flows enter the final rules; rates
-        # are computed last, once for all changes.
+        # all flows may move to the rule of a general network; new flows enter the final rules;
+        # rates are computed last, once for all changes.
         becomes_general = self._crowded and not self._general
         sent: dict[int, float] = {}  # flow ID -> bytes sent by now, before updates can round them
         if becomes_general:
@@ -378,8 +378,8 @@ class Network(RunningFlows):
         Args:
             source, destination: IDs of the endpoints.
         """
-        # IDs from 0 to ``devices`` - 1 are devices, the IDs from ``devices`` on are edge servers and
-        # other hosts; a transfer from these to a device is a download too
+        # IDs from 0 to ``devices`` - 1 are devices, the IDs from ``devices`` on are edge servers
+        # and other hosts; a transfer from these to a device is a download too
         is_to_device = 0 <= destination < self.devices
         is_from_host = source >= self.devices
         comes_down = source == SERVER or (is_from_host and is_to_device)
@@ -389,8 +389,8 @@ class Network(RunningFlows):
         round_trip = 2 * self._exact_latency_s(source, destination) + self._protocol.round_trip
         weight = self._protocol.weight(self._streams, device, count, round_trip, direction)
         self._transfers[device] = count + 1
-        # An upload that begins beside others has a lower weight, as running uploads keep their share
-        # (docs/time.md).
+        # An upload that begins beside others has a lower weight, as running uploads keep their
+        # share (docs/time.md).
         if direction == "up" and self._uploads[destination]:
             return weight * self._protocol.late_weight
         return weight

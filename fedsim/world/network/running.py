@@ -157,7 +157,7 @@ class RunningFlows(PresentRates):
     def _follow_by_queues(
         self, queues: Queueing, traces: LinkTraces, name: str, now: float
     ) -> None:
-        """Apply a change of one trace, of a rate, latency or loss, to links with queues.
+        """Apply the change of a trace (a rate, latency or loss over time) to links with queues.
 
         Args:
             queues: sharing rule of the links.
@@ -199,4 +199,5 @@ class RunningFlows(PresentRates):
             if is_limiting and 2 * window < self._own_rate(flow):
                 round_trip = self.round_trip_s(flow.source, flow.destination)
                 self._windows.widen(flow_id, 2 * window, now + round_trip)
+            # the window is wider or closed, so that the flow's highest rate has changed
             rule.recap(flow_id, flow.wire, self._cap(flow), now)

@@ -216,7 +216,7 @@ class StarDirection:
             if self._next_is_free:
                 # the virtual clock is set to the end itself, as adding the passed bytes would round
                 exact_s = (end - self._clock) / self._level if self._level else math.inf
-                # ``now`` is a rounded time, at which the clock is not exactly at the end of the flow
+                # ``now`` is a rounded time, at which the clock is not exactly at the flow's end
                 rounding_s = exact_s - (now - self._since) if now > _LATE_S else 0.0
                 self._clock = end - self._level * rounding_s
                 self._since = now
@@ -271,7 +271,7 @@ class StarDirection:
         self._schedule(tier)
 
     def _schedule(self, tier: Tier) -> None:
-        """Set the end of a tier's first flow, whose entry is live, and put it on the heap of ends."""
+        """Store the end of a tier's first flow, whose entry is live, in the heap of ends."""
         first = tier.flows[0][0]
         if tier.is_free:
             tier.end = first - tier.clock
@@ -288,11 +288,11 @@ class StarDirection:
     def _find_level(self) -> None:
         """Decide which flows run at their caps, and compute the water level and the next end.
 
-        A cap is the highest rate of a flow per unit of weight; flows with equal caps form a tier. The
-        water level is the rate per unit of weight of the free flows, which are not at their caps. It
-        is ``_room`` (the capacity that capped flows leave) / ``_free_weight``. A tier is capped if its
-        cap is at most the level, and free otherwise. The virtual clock ``_clock`` counts the bytes
-        that a free flow of weight 1 has sent by ``_since``, the present time.
+        A cap is the highest rate of a flow per unit of weight; flows with equal caps form a tier.
+        The water level is the rate per unit of weight of the free flows, which are not at their
+        caps. It is ``_room`` (the capacity that capped flows leave) / ``_free_weight``. A tier is
+        capped if its cap is at most the level, and free otherwise. The virtual clock ``_clock``
+        counts the bytes that a free flow of weight 1 has sent by ``_since``, the present time.
         """
         tiers = self._tiers
         if self._pushes > 2 * len(tiers) + _SLACK:
@@ -312,8 +312,8 @@ class StarDirection:
                 break
             self._change_side(tiers[highest_capped_cap])
 
-        # Step 2: the level in bytes/s. The clock is set to 0 once it is so large that its float gets
-        # imprecise. This visits all flows, so it is done at most once in as many changes.
+        # Step 2: the level in bytes/s. The clock is set to 0 once it is so large that its float
+        # gets imprecise. This visits all flows, so it is done at most once in as many changes.
         if self._free_weight:
             self._level = self._room / self._free_weight / _UNITS
         else:
@@ -354,7 +354,7 @@ class StarDirection:
     def _first_end(self, *, is_free: bool) -> float:
         """Return the first end of a free flow (on the virtual clock), or of a capped flow (s).
 
-        Dead entries on top of the heap are removed. The result is infinity if there is no such flow.
+        Dead entries on top of the heap are removed. Without such a flow, the result is infinity.
         """
         tiers = self._tiers
         heap = self._ends[is_free]
@@ -384,8 +384,8 @@ class StarDirection:
     def _set_back(self) -> None:
         """Reset the clocks, which count sent bytes per weight, to 0, so that they stay precise.
 
-        The readings at which flows begin and end are shifted by as much. The heaps of ends are built
-        anew, since they are ordered by these readings.
+        The readings at which flows begin and end are shifted by as much. The heaps of ends are
+        built anew, since they are ordered by these readings.
         """
         self._changes = 0
         self._ends = [[], []]

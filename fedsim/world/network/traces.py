@@ -155,7 +155,7 @@ class Assignment:
         Args:
             link: index of the link: for a device's own link, the index of the device.
         """
-        number = link % len(self.traces)
+        number = link % len(self.traces)  # in turn, unless drawn
         if self.is_drawn:
             number = int(self.streams.uniform(self.purpose, link, _TRACE) * len(self.traces))
         trace = self.traces[number]

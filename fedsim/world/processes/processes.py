@@ -87,8 +87,8 @@ class Processes:
         self.computed = 0  # count of computations so far; the ID of the next one
         # device -> event that fires when the device is switched on again
         self.switched_on: dict[int, simpy.Event] = {}
-        # During a restore, processes begin again, and repeat their calls: process ID and call -> saved
-        # messages and computations that these calls return. None at other times.
+        # During a restore, processes begin again, and repeat their calls: process ID and call ->
+        # saved messages and computations that these calls return. None at other times.
         self._saved: dict[tuple[int, Call], list[Any]] | None = None
         # process ID and time (s) -> events of a restore whose alarms are not set again yet
         self._waits: dict[tuple[int, float], list[simpy.Event]] = {}
@@ -137,6 +137,7 @@ class Processes:
         """
         if (
             self.tasks.running
+            # more messages than the processes have
             or len(self.messages.under_way) > len(self.sending)
             or self.tasks.switched_off
             or self.messages.lost

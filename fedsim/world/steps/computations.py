@@ -61,6 +61,7 @@ class EpochStep(TaskStep):
         """
         hosts = services.computing.hosts
         ends = task.epoch_ends
+        # on a shared host, ``ends`` lacks the running epoch, which must be the last one
         if hosts is not None and hosts.is_due(task) and ends is not None:
             return len(ends) + 1 == self.plan(task, services).epochs
         if not super().is_due(task, services):
@@ -106,7 +107,7 @@ class Train(EpochStep):
         done = bisect_right(ends, services.simulation.now)  # count of the complete epochs
         # with ``cut_undoes``, an epoch that the limit cuts off undoes the whole training
         is_undone = limit.cut_undoes and done < len(ends)
-        # ``at_least`` epochs are needed; a device that was interrupted has its cause, and is not slow
+        # with fewer epochs than ``at_least`` the device is slow, unless it was interrupted
         is_slow = cause is None and (is_undone or done < limit.at_least)
         # a slow device that may go on answers with the untrained model; otherwise it is late
         task.epochs = 0 if is_slow and limit.go_on else done

@@ -67,7 +67,7 @@ class TransferStep(TaskStep):
         if task.slot is not None:
             task.release("slot")
         if cause is not None:
-            # has no effect on a flow that ends in this instant, which has then sent all of its bytes
+            # a flow that ends in this instant is not cancelled, and has then sent all its bytes
             network.cancel(flow)
             has_arrived = flow.sent == flow.size and services.simulation.now > task.step_start
             if cause in _DISCONNECTED and has_arrived:
