@@ -262,6 +262,7 @@ class Environment(simpy.Environment):
         schedule = self._schedule
         now = self._now
         while self.pending is None:
+            # the next event of SimPy, or the next alarm; ``_NEVER`` if the schedule is empty
             when, priority, number, event = schedule[0] if schedule else _NEVER
             # A call is due at the present time. Both tuples begin with the priority and the number
             # in the order of scheduling. Numbers are unique, so that the function is never

@@ -159,7 +159,7 @@ def _refuse_unplaced(device: str, resources: TaskResources) -> None:
     """
     if device == "cpu":
         return
-    if device not in ("cuda", "cuda:0"):  # a task has at most one GPU, which torch numbers 0
+    if device not in ("cuda", "cuda:0"):  # a task sees its own GPU only, which torch numbers 0
         raise ScenarioError(
             f"training.device is {device!r}, but --executor is 'ray'; allowed are 'cpu', and 'cuda' "
             "with num_gpus in --resources, as a task sees only the GPU that Ray gives it"

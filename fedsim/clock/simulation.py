@@ -188,15 +188,15 @@ class Simulation:
     ) -> None:
         self.env = Environment()
         self.env.moved = self._move
-        self.now = 0.0
+        self.now = 0.0  # a copy of ``env.now``, which is slow to read
         self.end = CLOCK_END_S
         self.ended = self.env.event()
         self.executor: Executor = Inline() if executor is None else executor
         self.stopped: str | None = None  # reason of the end of the run, if it was stopped
-        self.settled = False
-        self.working = False
+        self.settled = False  # whether the state can be saved now
+        self.working = False  # whether the executor computes in this thread now
         self._is_over = False
-        self._interrupted = False
+        self._interrupted = False  # whether the user has asked for the end, as by Ctrl-C
         self._sinks: list[Sink] = []
         self._sinks_of: dict[str, list[Sink]] = {}  # kind of record -> sinks of this kind
         self._receivers: dict[str, list[Sink]] = {}  # kind -> sinks of all kinds, then of this kind

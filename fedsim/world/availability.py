@@ -259,6 +259,14 @@ def one_by_one(span: Callable[[int, float], Span]) -> Spans:
     return spans
 
 
+def _spread_evenly(devices: Ints) -> Ints:
+    """Order devices so that the first ones, however many, are spread evenly over all of them.
+
+    They are sorted as the multiples of the golden ratio (modulo 1) are.
+    """
+    return devices[np.argsort(np.arange(len(devices)) * _GOLDEN % 1, kind="stable")]
+
+
 def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, AnyArray]:
     """Return a table of each device's state (on or off) at 0 s and of its changes up to a time.
 
@@ -275,12 +283,11 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         Columns ``device`` int64, ``time`` (s) float64 and ``on`` bool; [rows] each.
     """
     count = len(devices)
-    # In the order of multiples of the golden ratio (modulo 1), the devices whose rows are within
-    # ``most`` are spread evenly over all devices.
-    devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]
-    time = np.zeros(count)
+    devices = _spread_evenly(devices)
+    time = np.zeros(count)  # begin of the next phase of each device (s)
     last_state = np.full(count, -1)  # 0 off, 1 on, -1 before the first row
     row_counts = np.zeros(count, dtype=np.int64)
+    # the table in parts, one for each pass: position of a row's device in ``devices``, time and state
     positions = [np.empty(0, dtype=np.int64)]
     times = [np.empty(0)]
     states = [np.empty(0, dtype=np.bool_)]

@@ -170,9 +170,8 @@ class DeviceTable:
         try:
             full_values = TypeAdapter(list[kind]).validate_python(texts)
         except ValidationError as error:
-            problem = error.errors(include_url=False)[
-                0
-            ]  # ``loc`` begins with the index in ``texts``
+            problem = error.errors(include_url=False)[0]
+            # ``loc`` begins with the index in ``texts``
             row = full_rows[int(problem["loc"][0])]
             reason = in_words(problem)
             if has_unit and unit is None and _BARE.fullmatch(str(cells[row])):

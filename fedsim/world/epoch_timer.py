@@ -86,7 +86,7 @@ class EpochTimer:
             training: the training; None for an evaluation.
         """
         now = self._simulation.now
-        # a budget counts from the first computation, in a continued task of the previous one
+        # a budget counts from the first computation; a continued task has spent some of it before
         if task.budget_from is None:
             task.budget_from = now - task.spent_s
         failing_s = self._runner.population.failing_s(task.device, training, task.samples)

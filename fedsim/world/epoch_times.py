@@ -62,10 +62,12 @@ class EpochTimes:
         values, which = distinct(by_device)  # different jitters, and the index of each device's
         # sigma of the lognormal distribution with this coefficient of variation
         sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])
+        # sigma of each device; stored once if all are equal
         self._sigma = each(lambda indices: sigmas[indices], which)
         self._factor = 1.0  # of the speed in slow phases
         self._mean_rate = 1.0  # long-run mean speed, relative to the full speed
-        self._phases = None  # on phases are those in which a device is not slow
+        # in on phases a device is not slow; None without slow phases
+        self._phases = None
         self.reach_s = math.inf
         if slow is not None:
             self._factor = slow.factor
@@ -165,6 +167,7 @@ class EpochTimes:
         # refuse an epoch that would contain too many slow phases
         expected_end = start + work_s / self._mean_rate
         self._phases.check_walk(device, start, min(horizon, expected_end))
+        # subtract the work of each normal or slow phase, until the rest fits into a phase
         while True:
             span = self._phases.span(device, start)
             rate = 1.0 if span.on else self._factor  # a span is on while the device is not slow

@@ -210,9 +210,8 @@ class LocalSpec(Spec):
             ScenarioError: a key does not fit the devices, or a device has both epochs and steps.
             DataError: a file is missing or malformed.
         """
-        columns: dict[
-            str, AnyArray
-        ] = {}  # key of ``population.local`` -> value of each device; 0: none
+        # key of ``population.local`` -> value of each device, 0 if it has none
+        columns: dict[str, AnyArray] = {}
         for key, quantity in _QUANTITIES.items():
             values = alike(0, devices)
             distribution: Distribution | None = getattr(self, key)

@@ -122,7 +122,7 @@ class Rooflines:
         layers: int = 0,
     ) -> None:
         self.kinds = kinds
-        self.which = which
+        self.which = which  # index of each device's kind
         self._cost = cost
         self._batching = batching
         self._cost_of = cost_of

@@ -110,7 +110,7 @@ class TaskRunner:
         # functions that set these alarms again in a resumed run
         self._env.declare_alarm("step", self._set_step_end)
         self._env.declare_alarm("disconnection", self._set_disconnection)
-        self.running: dict[int, Task] = {}
+        self.running: dict[int, Task] = {}  # task ID -> task that has not ended
         self._working: dict[int, Task] = {}  # device -> its task
         self.computing = EpochTimer(self, compute, host)
         self.battery_watch = BatteryWatch(self, batteries)
@@ -118,12 +118,14 @@ class TaskRunner:
         self._availability = availability
         self._next_steps = next_steps
         self._on_task_end = on_task_end
+        # messages are built before the tasks, and need to know how long endpoints can be reached
         messages.reachable_until = self.reachable_until
-        self.switched_off: set[int] = set()
+        self.switched_off: set[int] = set()  # devices that an outage, or the like, has switched off
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # devices in _working
         # processes that the next call of ``_begin_processes`` begins; None if no call is scheduled
         self._starting: list[DirectProcess] | None = None
         self._task_count = 0  # count of all tasks so far; the ID of the next task
+        # device -> count of its tasks, and count of its selections for a round
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
 
@@ -222,6 +224,12 @@ class TaskRunner:
         return cause
 
     def _end(self, task: Task, cause: Cause | None) -> None:
+        """End a task: free its device, record its outcome, and report it to ``on_task_end``.
+
+        Args:
+            task: the task.
+            cause: cause of an early end, which becomes the outcome; None for ``done``.
+        """
         if task.disconnection is not None:
             task.disconnection.cancel()
             task.disconnection = None
@@ -247,8 +255,9 @@ class TaskRunner:
             end: time at which the step is complete (s); infinity for never.
         """
         disconnects_at = max(task.disconnects_at, self.simulation.now)
-        until = min(end, disconnects_at)
-        runs_flat = self.batteries is not None and self.battery_watch.runs_flat(task, until)
+        runs_flat = self.batteries is not None and self.battery_watch.runs_flat(
+            task, min(end, disconnects_at)
+        )
         if runs_flat and task.flat_at < end:
             self.battery_watch.set_alarm(task.id, task.flat_at)
         elif end <= disconnects_at:

@@ -132,6 +132,7 @@ class AcknowledgedFlows(QueuedFlows):
         senders = self.senders
         if self._has_bbr and self.bbr.is_used.all():
             return Growth(grow_by_bandwidth(senders, self.bbr, segments))
+        # without BBR, windows grow by CUBIC or Reno
         round_trip = senders.round_trip + delays
         by_losses = grow(senders, self._rules.control, segments, is_limited, end, round_trip)
         if not self._has_bbr:

@@ -175,9 +175,10 @@ def note_round(
         now: the time (s).
     """
     length_s = now - bbr.round_since[rows]
-    rate = delivered / np.maximum(length_s, 1e-9)
+    rate = delivered / np.maximum(length_s, 1e-9)  # a length of 0 is not noted below
     former_bandwidth = bbr.bandwidth[rows]
-    # with a window that BBR keeps small, the rate is no measurement of the bandwidth
+    # with a window that BBR keeps small, the rate is no measurement of the bandwidth, which is at
+    # least as high
     is_sample = is_limited & (bbr.state[rows] != PROBE_ROUND_TRIP)
     is_noted = (is_sample | (rate >= former_bandwidth)) & (length_s > 0)
     noted = rows[is_noted]

@@ -214,13 +214,13 @@ def first_state(
         "window": window,
         "threshold": threshold,
         "peak": peak,
-        "epoch": np.nan,
+        "epoch": np.nan,  # CUBIC's first epoch begins later
         "epoch_window": window,
-        "friendly": window,
+        "friendly": window,  # the window that Reno would have
         "round_begin": 0.0,
         "round_end": 0.0,
         "least_wait": np.inf,
-        "pace": np.inf,
+        "pace": np.inf,  # no known pacing rate
     }
 
 
@@ -254,13 +254,13 @@ def grow(
     epoch_window = np.where(is_new_epoch, window, senders.epoch_window)
     friendly_before = np.where(is_new_epoch, window, senders.friendly)
     peak = np.maximum(senders.peak, epoch_window)
-    # the target is the window one round trip later (RFC 9438, section 4.2)
+    # the target is the window one round trip later, at most 1.5 windows (RFC 9438, section 4.2)
     curve = cubic_window(elapsed_s + delay, peak, epoch_window)
     # Linux: before the first loss no former rate is known, and the curve may grow too slowly
     least_target = np.where(senders.peak > 0, window, _GROWTH_BEFORE_LOSS * window)
     target = np.minimum(np.maximum(curve, least_target), 1.5 * window)
     cubic = (target - window) / window * acked
-    # RFC 9438, section 4.3: the window that Reno would have is the least
+    # RFC 9438, section 4.3: the window that Reno would have (W_est, here ``friendly``) is the least
     friendly_share = np.where(friendly_before < peak, _FRIENDLY_SHARE, 1.0)
     friendly = np.where(is_cubic, friendly_share * acked / window, 0.0)
     after_slow_start = np.maximum(cubic, friendly_before + friendly - window)

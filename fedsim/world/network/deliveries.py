@@ -117,6 +117,8 @@ class Deliveries:
         Args:
             times: a time for each flow (s), float64 [flows].
         """
+        # linear interpolation between the stored values before and after each time; ``_curves`` is
+        # [times, columns], and is indexed as a flat array, which is faster
         rows = self._rows
         past = self._times[:rows]
         row_after = past.searchsorted(times, "right")

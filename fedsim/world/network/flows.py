@@ -567,6 +567,8 @@ class Network(RunningFlows):
             when = on_grid_after(min(map(_NEXT_END, self._rules)))
         if self._slow_start:
             when = min(when, self._windows.next_end())
+        # Traces come later: a standstill is watched although a trace will change, as the change may
+        # let no flow move.
         if when == math.inf or self._standstill is not None:
             self._watch_standstill(when)
         if self.traces is not None:

@@ -126,8 +126,8 @@ class QueuedLinks:
 
         Links are grouped by their furthest position on any route, so that in most cases bytes can
         pass a whole route within a step. Flows whose links are in ``levels`` already are not grouped
-        again, unless a new flow moves one of their links to another level. These are the first
-        ``grouped`` flows.
+        again, unless a new flow moves one of their links to another level. The first
+        ``grouped`` flows are in ``levels``.
 
         Args:
             route: numbers of each flow's links, padded with 0, int64 [flows, hops].

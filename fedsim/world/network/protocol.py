@@ -116,7 +116,7 @@ class Protocol(Spec):
         """
         # lognormal with median 1: ``weight_spread`` to the power of a standard normal draw
         exponent: float = streams.normal("world/flow-weight", device, count)
-        if direction == "down" and self.turns:
+        if direction == "down" and self.turns:  # downloads take turns, and are more equal
             exponent /= 1 + round_trip / _QUEUE_S
         by_chance: float = self.weight_spread**exponent
         by_distance: float = (

@@ -65,6 +65,7 @@ class QueuedFlows:
         self._rules = rules
         self.links = QueuedLinks(rules)
         self._ends: dict[int, tuple[int, int]] = {}  # flow ID -> IDs of sender and receiver
+        # arrays with a row for each flow; bytes are on the wire
         self._id = np.empty(0, dtype=np.int64)
         self._size = np.empty(0)
         self._sent = np.empty(0)  # bytes that left the sender, retransmissions included
@@ -79,11 +80,14 @@ class QueuedFlows:
         # acknowledged bytes at which a sender learns of its drops; infinity without drops
         self._mark = np.empty(0)
         self._lasts = np.empty(0, dtype=np.int64)  # position of the last link of each route
+        # numbers of each flow's links, padded with 0, [flows, hops]; the next arrays fit to it
         self._route = np.zeros((0, 1), dtype=np.int64)
         self._waiting = np.zeros((0, 1))  # bytes in the queue of each link of a route
         # bytes in queues by the time at which they came, oldest first, [flows, hops, batches]
         self._batches = np.zeros((0, 1, 1))
         self._arriving = np.zeros((0, 1))  # bytes on the way from each link to the next
+        # further objects with a row for each flow: congestion windows, BBR's estimates, draws of
+        # losses, and bytes delivered over time
         self.senders = Senders.none()
         self.bbr = BbrSenders.none()
         self._losses = RandomLosses(rules.packet)

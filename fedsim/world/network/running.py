@@ -31,7 +31,7 @@ class RunningFlows(PresentRates):
     ) -> None:
         super().__init__(simulation, built)
         self._queues = self._build_queues()  # the only sharing rule, if links have queues
-        self._sharing = sharing  # makes the rule of a general network
+        self._sharing = sharing  # makes a rule without flows, also when the network gets general
         self._rules = [self._queues or sharing()]
         # whether the sharing rule takes the devices' own links as shared links, instead of as caps
         self._general = self._queues is not None

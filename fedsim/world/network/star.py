@@ -447,6 +447,7 @@ class Star(Network):
     ) -> None:
         links = {"server down": server_down, "server up": server_up}
         super().__init__(simulation, links, down, up, latency, transport)
+        # links with queues have one rule for all; otherwise there is a fast rule for each direction
         if self._queues is None:
             self._rules = [StarDirection(capacity, link) for link, capacity in links.items()]
 

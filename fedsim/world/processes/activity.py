@@ -198,7 +198,7 @@ class ComputeActivity(Activity):
         self.ends = ends
         self.until = until
         self._pace = pace
-        self._left_at_end = 0.0  # remaining time at a loss (s)
+        self._left_at_end = 0.0  # remaining time at usual speed, at a loss (s)
         self._alarm: Alarm | None = None
 
     def set_end_alarm(self) -> None:
@@ -212,6 +212,7 @@ class ComputeActivity(Activity):
         when = min(self.ends, self.until)
         if when == math.inf:
             return
+        # at one time, losses (CUT) come after ordinary events, such as the ends of computations
         outcome: Outcome = "lost"
         priority = CUT
         is_reachable = self._environment.now < self.until

@@ -251,7 +251,7 @@ class Processes:
         for number, call, message in state["sending"]:
             activities[number, call].append(self.messages.under_way[message])
         for number, computation in state["computing"]:
-            call = computation[0]
+            call = computation[0]  # the saved arguments of ``ComputeActivity`` begin with the call
             activities[number, call].append(self.add_computation(number, *computation))
         # processes now begin again; their calls return these messages and computations
         self._saved = activities
