@@ -287,7 +287,7 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
     time = np.zeros(count)  # begin of the next phase of each device (s)
     last_state = np.full(count, -1)  # 0 off, 1 on, -1 before the first row
     row_counts = np.zeros(count, dtype=np.int64)
-    # the table in parts, one for each pass: position of a row's device in ``devices``, time and state
+    # columns in parts, a part for each pass: position of a row's device in ``devices``, time, state
     positions = [np.empty(0, dtype=np.int64)]
     times = [np.empty(0)]
     states = [np.empty(0, dtype=np.bool_)]
