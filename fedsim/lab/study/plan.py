@@ -540,8 +540,9 @@ def _settings_of(
     """Yield settings of a study, and whether each has an effect on the scenario of a variant.
 
     A change by ``--set`` has an effect if the scenario has its value. A key of the study's file has
-    an effect if the scenario has the key, with any value; a ``kind`` always has. Of the base, only
-    the keys of ``[strategy]`` that the base's own strategy does not take are yielded.
+    an effect if the scenario has the key, with any value, and a ``kind`` if the scenario has its
+    table or a bare name instead of the table. Of the base, only the keys of ``[strategy]`` that the
+    base's own strategy does not take are yielded.
 
     Args:
         variant: the variant, at its point of the grid.
@@ -558,8 +559,13 @@ def _settings_of(
         if origin == "base":  # a base may have keys that variants drop on purpose
             keys = _untaken_strategy_keys(tables_of_origin)
         for key in keys:
-            has_effect = key.endswith("kind") or at(tables, key.split(".")) is not None
-            yield _StudySetting(origin, key), has_effect
+            path = key.split(".")
+            if path[-1] == "kind":
+                # A later layer may replace a table such as ``{kind = "oort"}`` by the bare name of
+                # another kind (``selection = "random"``). The path ``selection.kind`` no longer
+                # exists then, although its value was only overridden, so the table's name decides.
+                path.pop()
+            yield _StudySetting(origin, key), at(tables, path) is not None
 
 
 def _explain_ineffective(setting: _StudySetting, scenario: Scenario) -> str:

@@ -260,6 +260,34 @@ def test_what_reaches_no_run_is_refused(
         read_study(write(tmp_path / "s.toml", tables | more), changes)
 
 
+def test_a_bare_name_overrides_the_kind_in_a_table(tables: dict[str, Any], tmp_path: Path) -> None:
+    """``selection.kind`` is no key of any run's scenario, but it was only overridden."""
+    changes = {"strategy.selection": {"kind": "oort"}}
+    tables["parts"] = {
+        "p": {"changes": changes, "variants": {"fedavg": {"strategy.selection": "random"}}}
+    }
+    study = read_study(write(tmp_path / "s.toml", tables))
+    assert {run.scenario.strategy.selection.kind for run in study.runs} == {"random"}  # type: ignore[attr-defined]
+
+
+def test_a_kind_in_a_table_that_all_variants_drop_is_refused(
+    tables: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without a server, d-psgd selects no devices."""
+    tables["variants"] = {
+        "fedavg": {},
+        "d-psgd": {"strategy": {"kind": "d-psgd", "deadline": "60 s"}},
+    }
+    tables["parts"] = {"p": {"variants": ["d-psgd"]}}
+    file = tmp_path / "s.toml"
+    assert read_study(write(file, tables)).runs
+    tables["parts"]["p"]["changes"] = {"strategy.selection.kind": "random"}
+    with pytest.raises(ScenarioError, match=r"says 'strategy\.selection\.kind', which"):
+        read_study(write(file, tables))
+    tables["parts"]["p"]["variants"] = ["fedavg", "d-psgd"]
+    assert read_study(write(file, tables)).runs
+
+
 def test_folders_have_harmless_names_that_differ() -> None:
     hostile = [
         "../../etc",
