@@ -73,7 +73,7 @@ def test_a_world_that_differs_is_named_and_its_lines_are_not_kept(tmp_path: Path
     }
     tables = {"base": "worlds/cars", "variants": {"fedavg": {}}, "parts": {"cars": part}}
     fedsim.run_study(tables, tmp_path / "a", seeds=1, workers=1)
-    found = bench.tables_of(tmp_path / "a")
+    found = bench.digests_of_tables(tmp_path / "a")
     assert [name for _, _, name in found] == ["devices", "events of fedavg", "availability", "data"]
     assert (
         bench.changed_tables({key: own for key, own in found.items() if "events" not in key[2]})
@@ -85,7 +85,7 @@ def test_a_world_that_differs_is_named_and_its_lines_are_not_kept(tmp_path: Path
     with pytest.raises(
         DataError, match=r"others: cars seed 1: devices; cars seed 1: events of fedavg$"
     ):
-        bench.keep([SLOWER], tmp_path / "board.csv", bench.tables_of(tmp_path / "b"))
+        bench.keep([SLOWER], tmp_path / "board.csv", bench.digests_of_tables(tmp_path / "b"))
     assert bench.read_board(tmp_path / "board.csv") == [LINE]
 
 

@@ -140,7 +140,7 @@ def test_a_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     board = bench.read_board()
     monkeypatch.setattr(bench, "bench", lambda *words, **options: board[:3])
-    monkeypatch.setattr(bench, "tables_of", lambda folder: {})
+    monkeypatch.setattr(bench, "digests_of_tables", lambda folder: {})
     result = printed("BenchResult", "bench", "fedavg", "--out", tmp_path / "bench")
     assert [line["strategy"] for line in result["lines"]] == [row.strategy for row in board[:3]]
     ranks = bench.places(board)

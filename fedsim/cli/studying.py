@@ -413,7 +413,7 @@ def bench_command(
         strategies, target, changes, seeds=seeds, workers=workers, allow_code=allow_code
     )
     board = bench.read_board()
-    tables = bench.tables_of(target)
+    tables = bench.digests_of_tables(target)
     changed = bench.changed_tables(tables)
     if keep is not None:
         bench.keep(lines, keep, tables)

@@ -63,16 +63,19 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
             f"the scenario has {value}, which this version does not have; what depends on it is "
             "not checked"
         )
-    problem = None
+    findings[VALID] = []
+    refusal = None
     if not unknown_values:
-        problem = _reason_to_refuse(run, allow_code)
-    is_of_this_version = run.summary.get("fedsim") == __version__ and not run.understood.is_former
-    can_be_validated = can_import_all and is_of_this_version and not missing_packages
-    # a refusal for one of these reasons says nothing about the run
-    if problem is not None and (not can_be_validated or is_refusal_of_code(problem)):
-        unchecked.append(f"{files.SCENARIO}: it cannot be validated here ({problem})")
-        problem = None
-    findings[VALID] = [] if problem is None else [problem]
+        refusal = _reason_to_refuse(run, allow_code)
+    if refusal is not None:
+        is_of_this_version = (
+            run.summary.get("fedsim") == __version__ and not run.understood.is_former
+        )
+        can_be_validated = can_import_all and is_of_this_version and not missing_packages
+        if can_be_validated and not is_refusal_of_code(refusal):
+            findings[VALID] = [refusal]
+        else:  # the refusal may have a reason on this machine, and says nothing about the run
+            unchecked.append(f"{files.SCENARIO}: it cannot be validated here ({refusal})")
     return Audited(findings, unchecked)
 
 

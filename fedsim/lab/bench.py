@@ -152,7 +152,7 @@ def _study_of(strategies: Sequence[str], changes: Sequence[str]) -> Tables:
         raise ScenarioError(
             f"--set {changes[0]} has no effect: {', '.join(names)} of the board are what they are"
         )
-    # a strategy with an import path has the name of its class
+    # a strategy ``package.module:Class`` becomes a variant with the name of its class
     variant_of = {name: name.rpartition(":")[2] for name in names}
     study["variants"] = {}
     for name, variant in variant_of.items():
@@ -179,20 +179,20 @@ def lines_of(out: Path, target: float) -> list[BoardLine]:
     """
     version = _version()
     reached_target = Target(target)
-    time = cost_of("time", reached_target)
-    heads = [
-        time.head,
-        f"{time.head} low",
-        f"{time.head} high",
+    time_cost = cost_of("time", reached_target)
+    columns = [
+        time_cost.head,
+        f"{time_cost.head} low",
+        f"{time_cost.head} high",
         cost_of("traffic", reached_target).head,
         cost_of("energy", reached_target).head,
         FINAL.head,
     ]
-    figures = load_study(out).table[heads].astype(object)
-    rows = figures.where(figures.notna(), None).to_numpy().tolist()
+    figures = load_study(out).table[columns].astype(object)
+    rows = figures.where(figures.notna(), None).to_numpy().tolist()  # None instead of NaN
     lines = []
     for line, row in zip(read_lines([out]).lines, rows, strict=True):
-        times = [costs_until(run, reached_target)[time.name] for run in line.runs]
+        times = [costs_until(run, reached_target)[time_cost.name] for run in line.runs]
         reached = len(times) - times.count(None)
         world = _world_of(line)
         time_s, time_low, time_high, traffic, joules, accuracy = row
@@ -246,7 +246,7 @@ def digest_of(world: str) -> str:
     return _digest(read_bytes(shipped()[f"worlds/{world}"]))
 
 
-def tables_of(out: Path) -> WorldDigests:
+def digests_of_tables(out: Path) -> WorldDigests:
     """Return a digest of each table of the bench's runs, to notice when a table changes.
 
     The tables of a world and seed are the drawn devices and links, the availability in the first
@@ -260,6 +260,8 @@ def tables_of(out: Path) -> WorldDigests:
         (world, seed, name of a table) -> digest, in hexadecimal digits.
     """
     digests: WorldDigests = {}
+    # Lines of one world and seed have equal tables but for the events, so that it does not matter
+    # from which line the digest is.
     for line in read_lines([out]).lines:
         world = _world_of(line)
         for run in line.runs:
@@ -294,7 +296,7 @@ def _digest(content: bytes) -> str:
 
 
 def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
-    """Return the tables of the bench's worlds that differ from those of the published results.
+    """Return the tables of the bench's worlds that the published results had with other content.
 
     Ranks compare new runs with the board, the CSV file of published results, so both need equal
     devices, data and availability. A file beside the board has digests of these tables. A table
@@ -360,12 +362,12 @@ def keep(
 
     The file ``tables.csv`` in the same folder has a digest of each table (devices, data, events) of
     each world and seed. The given digests are added to that file. If a given digest differs from
-    the recorded one, the results are of another world, and nothing is written.
+    the recorded one, the results have a different world, and nothing is written.
 
     Args:
         lines: the results, each of which replaces the board's line for its strategy and world.
         path: path of the board, which need not exist.
-        tables: (world, seed, name of a table) -> digest, as ``tables_of`` returns it.
+        tables: (world, seed, name of a table) -> digest, as ``digests_of_tables`` returns it.
 
     Raises:
         DataError: a given digest differs from the recorded one.
@@ -417,6 +419,7 @@ def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> Compared
         lines: the results to show.
         board: the published results. Ranks are computed among ``board`` and ``lines`` together.
     """
+    # a new line replaces the board's line of its strategy and world
     compared = {(line.strategy, line.world): line for line in (*board, *lines)}
     ranks = places([*compared.values()])
     worlds = [line.world for line in compared.values()]
@@ -428,6 +431,7 @@ def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> Compared
             place = f"missed in {line.seeds - line.reached} of {line.seeds}"
         rows.append(_row_of(line, place))
     table = ComparedTable.of([*rows[0]], rows)
+    # with fewer seeds than on the board, ranks are less certain, which a note says
     seeds = min(line.seeds for line in lines)
     board_seeds = max((line.seeds for line in board), default=0)
     if seeds >= board_seeds:

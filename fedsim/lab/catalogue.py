@@ -150,11 +150,12 @@ def about(name: str) -> list[str]:
     lines = []
     if name in catalogue():
         lines += entry_lines(name, catalogue()[name])
+    # a kind may be under several titles, and have the same lines under some of them
     titles = [title for title, entries in catalogue().items() if name in dict(entries)]
-    for text in _merge_equal((title, _kind_lines(name, title)) for title in titles):
-        meaning, *keys = text.lines
-        lines += [f"{name}, one of the {title}: {meaning}" for title in text.names]
-        lines += keys
+    for shared in _merge_equal((title, _kind_lines(name, title)) for title in titles):
+        meaning, *key_lines = shared.lines
+        lines += [f"{name}, one of the {title}: {meaning}" for title in shared.names]
+        lines += key_lines
     lines += _path_lines(name)
     if not lines:
         lines = _search(name.lower().split())
@@ -206,6 +207,7 @@ def _path_lines(name: str) -> list[str]:
 
     If no table or key has exactly this path, all paths that end with ``name`` are described.
     """
+    # dotted path, spec (class) of the table that has the key, and name of the key
     matches = [entry for entry in _every_path() if entry[0] == name]
     if not matches:
         matches = [entry for entry in _every_path() if entry[0].endswith(f".{name}")]
@@ -223,7 +225,7 @@ def _path_lines(name: str) -> list[str]:
     lines += _merged_key_lines(keys)
     key_paths = [path for path, _, _ in keys]
     for path in dict.fromkeys([*tables, *key_paths]):
-        if path in _NAMES_FOR:
+        if path in _NAMES_FOR:  # the values of the key are names under a title of the catalogue
             title = _NAMES_FOR[path]
             lines += entry_lines(title, catalogue()[title])
     return lines
@@ -235,21 +237,22 @@ def _merged_key_lines(keys: Iterable[tuple[str, type[Spec], str]]) -> list[str]:
     Args:
         keys: for each key its dotted path, the spec (class of a table) that has it, and its name.
     """
+    # first merged over the kinds of a table that have the key, then over the paths of tables
     by_kind: list[tuple[str, Sequence[str]]] = []
     for path, owner, key in keys:
         kind = owner.model_fields.get("kind")
         kind_name = "" if kind is None else str(kind.default)
         by_kind.append((kind_name, (path, *_key_lines(owner, key))))
     by_path: list[tuple[str, Sequence[str]]] = []
-    for text in _merge_equal(by_kind):
-        path, *description = text.lines
+    for shared in _merge_equal(by_kind):
+        path, *description = shared.lines
         kinds = ""
-        if any(text.names):
-            kinds = f" of {', '.join(dict.fromkeys(text.names))}"
+        if any(shared.names):  # empty for a table without kinds
+            kinds = f" of {', '.join(dict.fromkeys(shared.names))}"
         by_path.append((f"{path}{kinds}", description))
     lines = []
-    for text in _merge_equal(by_path):
-        lines += [*_heads(text.names), *text.lines]
+    for shared in _merge_equal(by_path):
+        lines += [*_heads(shared.names), *shared.lines]
     return lines
 
 
@@ -294,8 +297,9 @@ def _heads(paths: list[str]) -> list[str]:
 def _search(words: list[str]) -> list[str]:
     """Return text lines about the kinds and keys whose name or meaning has all of the words.
 
-    They are at most 30; a last line counts the others. Empty if no name or meaning has all words.
+    They are at most 30; a last line counts the rest. Empty if no name or meaning has all words.
     """
+    # a plural also matches its singular; in short words, such as "gas", the s is no plural
     stems = [word.removesuffix("s") if len(word) > 3 else word for word in words]
     lines = []
     for name, meaning in _meanings().items():
@@ -383,7 +387,7 @@ def _shorten(default: object, spec: type[Spec], name: str) -> object:
     if not isinstance(default, Mapping) or field is None:
         return default
     spec_of_kind = specs_of(field).get(default.get("kind", ""))
-    if spec_of_kind is None:
+    if spec_of_kind is None:  # a dict that is no table of a scenario
         return default
     if default.get("kind") == "constant" and "value" in default:
         return default["value"]
@@ -441,16 +445,16 @@ def _describe_values(described: JsonSchemaValue, tables: JsonSchemaValue) -> str
         tables: definitions by name, to which the schema may refer.
     """
     alternatives = described.get("anyOf", [described])
-    names: list[str] = []
+    names: list[str] = []  # allowed texts, such as kinds
     for schema in alternatives:
         names += _constants_of(schema)
-    types: list[str] = []
+    types: list[str] = []  # texts on the types of other values, such as ``a number, 0 or more``
     for alternative in alternatives:
         schema = _resolve(alternative, tables)
-        kind = schema.get("properties", {}).get("kind") or {}
-        is_import_path = schema.get("pattern") == _IMPORT_PATH or "pattern" in kind
-        if "const" in kind:  # a table of one kind, which the kind's name may replace
-            names.append(kind["const"])
+        kind_schema = schema.get("properties", {}).get("kind") or {}  # empty for no table
+        is_import_path = schema.get("pattern") == _IMPORT_PATH or "pattern" in kind_schema
+        if "const" in kind_schema:  # a table of one kind, which the kind's name may replace
+            names.append(kind_schema["const"])
         elif not _constants_of(schema) and not is_import_path:
             types.append(_describe_type(schema, tables))
     words = []

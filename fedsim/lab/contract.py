@@ -416,11 +416,13 @@ class StrategyContract:
             if name == "others":
                 assert job.run.data is not None
                 give_other_tests(job.run.data)
+            # a strategy that is meant to use results of tests gets equal ones in both runs
             if self.goes_by_tests:
                 job.run.evaluator.test = _test_equally  # type: ignore[method-assign]
             models = asyncio.run(job.execute()).summary["models_sha256"]
             outcomes.append((models, RunFolder(tmp_path / name)))
         (models, folder), (other_models, other_folder) = outcomes
+        # otherwise the test samples would not differ, and the test would show nothing
         accuracies = [row["accuracy"] for row in folder.rounds]
         assert accuracies != [row["accuracy"] for row in other_folder.rounds]
         advice = (
@@ -529,6 +531,7 @@ class StrategyContract:
             if devices is None or len(devices) > 1:
                 shared.append(name)
         traffic = summary["bytes"]
+        # models go down and up, or between devices
         sent = max(min(traffic["down"], traffic["up"]), traffic.get("peer", 0.0))
         assert sent > 0 or not shared, (
             f"devices share the model {shared[0]!r}, but nothing was sent for it: a 'Header' "

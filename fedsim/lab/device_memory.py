@@ -83,12 +83,14 @@ def _find_shortages(run: Run, rooflines: Rooflines) -> dict[int, _MemoryShortage
     if population.own is not None:
         batch_sizes = population.own.batch_size
     shortages: dict[int, _MemoryShortage] = {}
+    # a group has devices of one kind whose trainings need equal memory
     for group in rooflines.groups(population.samples, batch_sizes):
         needed_bytes = rooflines.needed(group.training, group.samples)
         if needed_bytes <= rooflines.kinds[group.kind].training_memory:
             continue
         shortage = shortages.setdefault(group.kind, _MemoryShortage())
         shortage.needed_bytes = max(shortage.needed_bytes, needed_bytes)
+        # devices from ID ``trainable`` on are only tested
         members = int((group.devices < population.trainable).sum())
         fitted = rooflines.fit(group.kind, group.training, group.samples)
         if fitted.layers is None:

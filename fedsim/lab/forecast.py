@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 PATIENCE_S = 2.0
 # A trial stops after ``PATIENCE_S`` (real time). Until the end of its first round, the limit is
 # longer by this factor, as a forecast needs at least one whole round.
-_FIRST_ROUND = 30
+_FIRST_ROUND_FACTOR = 30
 _PILOT_STEPS = 3  # SGD steps from which the time of a step is guessed
-_SAMPLED = 100_000  # count of devices sampled for estimates of larger populations
+# for estimates of a population too large to list, about so many devices are sampled
+_SAMPLED = 100_000
 
 
 def load_learning() -> None:
@@ -54,7 +55,8 @@ def load_learning() -> None:
 def nominal_lines(run: Run) -> list[str]:
     """Return text lines on a run that has not begun: its sizes, and estimates of its times.
 
-    The estimates come from formulas, without a simulation.
+    The estimates come from formulas, without a simulation. Of a population too large to list, only
+    every ``stride``-th device is looked at.
     """
     envelopes = run.dispatch.envelopes
     learner = run.learner
@@ -65,6 +67,7 @@ def nominal_lines(run: Run) -> list[str]:
     sampled = range(0, devices, stride)
     samples = run.samples[::stride]
     epoch_s = run.population.epochs_s(slice(0, devices, stride))
+    # a model is sent with the state of the trainer, such as momentum, if it has one
     down_bytes = envelopes.down.model_bytes + learner.state_bytes
     up_bytes = envelopes.up.model_bytes + learner.state_bytes
     download_s = _transfers_s(run, sampled, "down", down_bytes)
@@ -84,19 +87,20 @@ def nominal_lines(run: Run) -> list[str]:
         base = show_bytes(learner.base_bytes)
         lines.append(f"and {base} of frozen tensors, once to each device")
     lines.append(
-        f"alone on its link a device downloads in {_range(download_s)}, uploads in "
-        f"{_range(upload_s)}"
+        f"alone on its link a device downloads in {_median_and_range(download_s)}, "
+        f"uploads in {_median_and_range(upload_s)}"
     )
     if run.network.traces is not None:
         lines.append("links follow traces, whose means these times and the times below assume")
-    lines.append(f"an epoch takes it {_range(epoch_s)}")
+    lines.append(f"an epoch takes it {_median_and_range(epoch_s)}")
     if scenario.population.host is not None:
         lines.append("these and the times below are those of a device that has its host to itself")
-    if run.estimates:
+    if run.estimates:  # of hardware for which there are no measurements
         lines.append(f"this {run.estimates}")
     lines += run.rules
     lines += extrapolation_lines(run.outside_of_rules, most=20)
     lines += _fitting_lines(run)
+    # only of strategies with rounds, and of runs with a planned count of rounds
     if isinstance(params, RoundParams) and scenario.stop.rounds is not None:
         passes = run.population.passes(slice(0, devices, stride), params.local_epochs)
         task_s = _tasks_s(run, params, download_s, passes * epoch_s, upload_s)
@@ -215,16 +219,18 @@ def _round_lines(
     envelopes = run.dispatch.envelopes
     devices = scenario.population.trainable
     cohort = params.cohort_size(devices)
+    # each client does ``turns`` tasks in a row, and a round ends with its slowest client
     tasks = cohort * params.turns
     round_s = expected_maximum(task_s, min(cohort, len(task_s))) * params.turns
-    interval_s = round_s
-    if params.every is not None:
+    interval_s = round_s  # between the begins of two rounds
+    if params.every is not None:  # rounds begin only at multiples of ``every`` (s)
         interval_s = math.ceil(round_s / params.every) * params.every
     messages = tasks  # pairs of a download and an upload; one for each task
     if params.traits.at_edges:  # the edge servers exchange models with the server, too
         messages += min(cohort, scenario.network.edge_servers)
     model_bytes = envelopes.down.model_bytes + envelopes.up.model_bytes + 2 * learner.state_bytes
     traffic = messages * model_bytes
+    # the frozen tensors go to each device once, in its first download
     base_bytes = learner.base_bytes * min(devices, rounds * messages)
     samples = run.samples[::stride]
     batches = []
@@ -262,7 +268,7 @@ def expected_maximum(values: Floats, drawn: int) -> float:
     return float(probability_of_maximum @ np.sort(values)[drawn - 1 :])
 
 
-def _range(seconds: Floats) -> str:
+def _median_and_range(seconds: Floats) -> str:
     low = show_seconds(float(seconds.min()))
     middle = show_seconds(float(np.median(seconds)))
     high = show_seconds(float(seconds.max()))
@@ -398,7 +404,7 @@ class Beginning:
 
             def interrupt_in_time(record: Record) -> None:
                 self._note_progress(record)
-                limit_s = patience_s if self.rounds else _FIRST_ROUND * patience_s
+                limit_s = patience_s if self.rounds else _FIRST_ROUND_FACTOR * patience_s
                 if time.perf_counter() - start >= limit_s:
                     simulation.interrupt()
 
@@ -409,8 +415,8 @@ class Beginning:
             recorder.close()
             self.real_s = time.perf_counter() - start
             self.events = recorder.chain.count
-            growing = (files.EVENTS, files.TRANSFERS, files.ROUNDS)
-            self.growing_bytes = sum((path / name).stat().st_size for name in growing)
+            growing_tables = (files.EVENTS, files.TRANSFERS, files.ROUNDS)
+            self.growing_bytes = sum((path / table).stat().st_size for table in growing_tables)
             parquet.write_devices(path, self.run.device_columns(), self.run.meters)
             self.fixed_bytes = (path / files.DEVICES).stat().st_size
         self.share = 1.0
@@ -438,13 +444,14 @@ class Beginning:
             patience_s: real time (s) after which no more devices are trained.
 
         Returns:
-            Real time (s) of an SGD step of one device, and of one test of the models.
+            Real time (s) of an SGD step of a single device, and of a test of the models.
         """
+        # the trial's first trainings may differ from later ones, so those in its middle are taken
         tests = max(1, self.tally.tests)
         per_test = max(1, round(len(self.tally.trainings) / tests))
         middle = tests // 2 * per_test
         between_tests = self.tally.trainings[middle : middle + per_test]
-        if not between_tests:
+        if not between_tests:  # by the rounding, the slice may begin after the last training
             between_tests = self.tally.trainings[-per_test:]
         trainings = [training for training in between_tests if self.steps_of(training)]
         step_s = 0.0
@@ -528,17 +535,19 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
     trial.go(patience_s)
     run = trial.run
     scenario = run.scenario
-    factor = 1 / trial.share if trial.share else 0.0
+    factor = 1 / trial.share if trial.share else 0.0  # from the trial to the whole run
     step_s = 0.0
     test_s = 0.0
     if trial.core is not None:
         step_s, test_s = asyncio.run(trial.costs(trial.core, patience_s))
     gc.collect()
     trial.peak_bytes = peak_memory()
-    trial.resident_bytes = trial.peak_bytes if trial.core is None else resident_memory()
+    trial.resident_bytes = trial.peak_bytes
+    if trial.core is not None:  # what the trainings took besides is counted by itself
+        trial.resident_bytes = resident_memory()
     tests = factor * trial.tally.tests
     steps = factor * sum(map(trial.steps_of, trial.tally.trainings))
-    # the trial may end before the first test
+    # a trial may end before the first test; then the scenario tells the count of tests
     if trial.share < 1.0 and scenario.stop.rounds is not None:
         tests = max(tests, scenario.evaluation.tests(scenario.stop.rounds))
     return {

@@ -84,14 +84,16 @@ def count_models(trial: "Beginning") -> ModelCounts:
     """
     run = trial.run
     devices = run.scenario.population.devices
+    # first the counts and sizes at the end of the trial
     final_models = _plan_final_models(trial)
     present = trial.measure_present_models()
     of_devices_bytes = _growth_bytes(trial, present, final_models)
+    # until the run's end, models of devices grow in proportion to the trained devices
     growth = _trained_growth(trial, present.trained)
     if growth is not None and final_models > 1:
         final_models = min(devices + 1, round(final_models * growth))
     declared = run.scenario.strategy.final_models(devices)
-    if declared is not None:
+    if declared is not None:  # the strategy knows the count
         final_models = declared
     more_bytes = of_devices_bytes * ((growth or 1.0) - 1.0)
     memory_bytes, scratch_bytes = _split_storage(trial, more_bytes)
@@ -227,12 +229,12 @@ def model_needs(
         workers: count of workers.
     """
     model_bytes = run.learner.bytes
-    results_bytes = WAITING * workers * model_bytes
+    results_bytes = WAITING * workers * model_bytes  # results that wait for their use
     round_bytes = _MODELS_PER_SUM * model_bytes + results_bytes
     round_bytes += _MODELS_PER_UPDATE * _updates_in_memory(run, largest_call) * model_bytes
     part = "models that are in use"
     tested_bytes = 0.0
-    if counts.final_models > 1:
+    if counts.final_models > 1:  # models of devices, which are tested one after the other
         part = "personal models"
         most_bytes = max(_memory_for_models(run), results_bytes)
         tested_bytes = min(counts.final_models * model_bytes, most_bytes)
@@ -368,15 +370,15 @@ def need_lines(needs: Sequence[Need]) -> list[str]:
         needs: memory and disk by part of the scenario.
     """
     lines = []
-    kinds: dict[str, Callable[[Need], float]] = {
+    storages: dict[str, Callable[[Need], float]] = {
         "memory": lambda need: need.memory_bytes,
         "the run folder": lambda need: need.disk_bytes,
         "the folder for temporary files (TMPDIR)": lambda need: need.scratch_bytes,
     }
-    for storage, size_of in kinds.items():
+    for storage, size_of in storages.items():
         total = sum(map(size_of, needs))
         parts = []
-        for need in sorted(needs, key=lambda need: -size_of(need)):
+        for need in sorted(needs, key=lambda need: -size_of(need)):  # the greatest first
             if size_of(need) > _LEAST_SHARE * total:
                 key = f" ({need.key})" if need.key else ""
                 parts.append(f"{show_bytes(size_of(need))} {need.part}{key}")

@@ -21,11 +21,14 @@ _WIDEST = 2048  # greatest width of a single hidden layer; a larger model has tw
 # size (bytes) above which a small model is trained instead; messages keep the large size
 _LARGEST_TRAINED = 8e6
 _SMALL_MODEL = 6e5  # bytes of the small model
-_EPOCHS = 2
+_EPOCHS = 2  # of each training
+_MOST_ALWAYS_SELECTED = 4  # most devices that are all clients of each round
+_LARGEST_COHORT = 20  # most clients of a round
 # deadlines to try, as multiples of the median time of a task
 _DEADLINE_FACTORS = (0.7, 1.0, 1.5, 3.0)
 # rate down, rate up (if it differs), and the first letter of their unit
 _RATE = re.compile(r"(?i)\s*([0-9.]+)\s*(?:/\s*([0-9.]+)\s*)?([kMG])(?:bit/s|bps)\s*")
+_OTHER_FIGURES = {"latency": "30 ms", "spread": "1.5"}  # of a link of which the user gives rates
 _PARAMETERS = {
     "resnet18": 11_689_512,
     "resnet50": 25_557_032,
@@ -86,15 +89,13 @@ def write_study(
     answered_link = _read_link(link, size)
     task_s = answered_link.transfer_s + _EPOCHS * fleet.hardware["epoch"]
     deadlines, note = _choose_deadlines(deadline, task_s)
-    cohort = fleet.devices
-    if fleet.devices > 4:
-        cohort = min(fleet.devices // 2, 20)
+    cohort = _choose_cohort(fleet.devices)
     strategies_with_rounds = ["fedavg", "fedavg-int8"]
     oort = ""
     if cohort < fleet.devices:  # otherwise every selection takes all devices
         strategies_with_rounds.append("oort")
         oort = _OORT.substitute(step=f"{_round_to_two_digits(task_s):g}")
-    # FedBuff has no rounds, and thus no deadline
+    # FedBuff has no rounds, and thus no deadline: it is one cell
     cells = len(strategies_with_rounds) * len(deadlines) + 1
     fields: dict[str, object] = {
         "link": link.strip(),
@@ -180,6 +181,7 @@ def _fields_of_model(size_text: str, size: float) -> dict[str, object]:
     messages = ""
     if size > _LARGEST_TRAINED:
         trained_bytes = _SMALL_MODEL
+        # int8 messages have a quarter of the size in float32
         int8_codec = f'{{ kind = "plain", size = "{size / 4e6:g} MB" }}'
         messages = _SIZED.substitute(size=size_text)
     parameters = round(trained_bytes / 4)  # float32
@@ -209,6 +211,19 @@ def _size_text(model: str) -> str:
             f"{', '.join(_PARAMETERS)}{nearest(name, _PARAMETERS)}"
         )
     return model
+
+
+def _choose_cohort(devices: int) -> int:
+    """Return the clients per round of a new user's study: half of the devices, but at most 20.
+
+    Four devices or fewer are all clients of each round.
+
+    Args:
+        devices: count of devices.
+    """
+    if devices <= _MOST_ALWAYS_SELECTED:
+        return devices
+    return min(devices // 2, _LARGEST_COHORT)
 
 
 def _choose_deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
@@ -266,23 +281,7 @@ def _read_link(text: str, size: float) -> _AnsweredLink:
     Raises:
         ScenarioError: the answer is not allowed.
     """
-    match = _RATE.fullmatch(text)
-    if match:
-        unit = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}[match[3].lower()]
-        link = {
-            "down": f"{match[1]} {unit}",
-            "up": f"{match[2] or match[1]} {unit}",
-            "latency": "30 ms",
-            "spread": "1.5",
-        }
-    else:
-        if re.match(r"\s*[0-9]", text):
-            raise ScenarioError(
-                f"link is {text!r}; allowed are a rate both ways, such as '50 Mbit/s', rates down "
-                "and up, such as '20/5 Mbit/s', and names ('fedsim describe links')"
-            )
-        catalogued = figures(text.strip().lower(), "link", LINKS)
-        link = {key: str(figure.value) for key, figure in catalogued.items()}
+    link = _figures_of_link(text)
     down = read_quantity("link", link["down"], BytesPerSecond)
     up = read_quantity("link", link["up"], BytesPerSecond)
     if not (down and up):
@@ -295,6 +294,33 @@ def _read_link(text: str, size: float) -> _AnsweredLink:
     lines.append(f'latency = "{link["latency"]}"')
     preset = link.get("preset", "smartphone-wifi")
     return _AnsweredLink("\n".join(lines), preset, size / down + size / up)
+
+
+def _figures_of_link(text: str) -> dict[str, str]:
+    """Return the figures of a link as texts with units, by name, from a user's answer.
+
+    They are ``down`` and ``up`` (median rates), ``latency``, ``spread`` (of the rates between
+    devices) and, for a link with a name, its energy ``preset``.
+
+    Args:
+        text: a rate such as ``50 Mbit/s``, rates down and up (``20/5 Mbit/s``), or a link's name.
+
+    Raises:
+        ScenarioError: the answer is neither rates nor the name of a link.
+    """
+    match = _RATE.fullmatch(text)
+    if match:
+        down, up, first_letter = match.groups()
+        unit = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}[first_letter.lower()]
+        rates = {"down": f"{down} {unit}", "up": f"{up or down} {unit}"}
+        return {**rates, **_OTHER_FIGURES}
+    if re.match(r"\s*[0-9]", text):
+        raise ScenarioError(
+            f"link is {text!r}; allowed are a rate both ways, such as '50 Mbit/s', rates down "
+            "and up, such as '20/5 Mbit/s', and names ('fedsim describe links')"
+        )
+    catalogued = figures(text.strip().lower(), "link", LINKS)
+    return {key: str(figure.value) for key, figure in catalogued.items()}
 
 
 def _round_to_two_digits(seconds: float) -> float:

@@ -97,15 +97,15 @@ class PlannedComputing(ModelComputing):
     @override
     def finish(self, ref: Ref, result: object) -> None:
         recipe = ref.recipe
-        size = None
-        if isinstance(recipe, Applied):
-            size = recipe.size
+        length = self.parameters
+        if isinstance(recipe, Applied) and recipe.size is not None:
+            length = recipe.size  # a vector that is no model
         if isinstance(recipe, Best):
             # the best model depends on data; here the choices spread evenly over the models
             ref.choice = (ref.device or 0) % len(recipe.models)
             ref.held = recipe.models[ref.choice].held
         else:
-            ref.held = planned_weights(self.parameters if size is None else size)
+            ref.held = planned_weights(length)
         ref.finite = True
         ref.recipe = None
 
@@ -200,6 +200,7 @@ class PlannedLinks(LinkedTensors):
         self.peak_bytes = 0.0
         self.end_bytes = 0.0
         self.saves = 0
+        # of each checkpoint on disk: files of large arrays, and the size of all else (bytes)
         self._saves: list[tuple[set[LinkedTensor], float]] = []
 
     @override
@@ -221,11 +222,12 @@ class PlannedLinks(LinkedTensors):
         self.saves += 1
         path = Path(f"{self.saves:06d}")
         for name, array in encoder.arrays.items():
-            if is_apart(array):
+            if is_apart(array):  # large enough for a file of its own
                 self.add_written(path / name, array, "")
                 files.add(self.newest[id(array)])
             else:
                 small_bytes += array.nbytes
+        # a run removes the oldest checkpoint only after it has written the new one
         kept = self._saves[-_KEPT_SAVES:]
         self._saves = [*kept, (files, small_bytes)]
         self.peak_bytes = max(self.peak_bytes, _distinct_bytes(self._saves))

@@ -81,13 +81,15 @@ class RunProgress:
         self._console = console
         self._facts = facts
         self._warnings_printed = 0
+        # real times of the begin, and of the last lines on the progress and on a checkpoint
         self._start_s = time.perf_counter()
         self._last_line_s = 0.0
         self._last_saved_s = 0.0
-        self._rounds = 0
+        self._rounds = 0  # rounds that have ended
+        # texts on the last test and the newest checkpoint; empty before the first
         self._accuracy = ""
         self._saved = ""
-        self._live: Progress | None = None
+        self._live: Progress | None = None  # the progress bar; None without a terminal
         if console.is_terminal:
             remaining = (TextColumn("left", markup=False), TimeRemainingColumn())
             self._live = Progress(*progress_columns(), *remaining, console=console, transient=True)

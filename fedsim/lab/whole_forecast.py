@@ -103,7 +103,7 @@ def forecast_whole(
         ScenarioError: the scenario is invalid.
         DataError: the data of the scenario cannot be read.
     """
-    if scenario.strategy.traits.brings_learning:
+    if scenario.strategy.traits.brings_learning:  # such as a Flower app, whose sizes are unknown
         Simulation(scenario, executor=executor)  # rejects invalid scenarios
         about = f"what they compute, send and learn is for {scenario.strategy.called} to say"
         return WholeForecast(
@@ -120,7 +120,7 @@ def forecast_whole(
     lines += shared_link_lines(trial.run)
     if not patience_s:
         return WholeForecast(lines)
-    costs = forecast(trial, patience_s)
+    costs = forecast(trial, patience_s)  # fields of ``CostHere`` by name, and the records' size
     if not trial.share:
         lines.append("what a run takes here cannot be told: not one round ended within the trial")
         return WholeForecast(lines)
@@ -168,6 +168,7 @@ def _needs(trial: Beginning, records_bytes: float) -> tuple[list[Need], float | 
         unknown).
     """
     data = data_need(trial.run.data)
+    # code and the simulation: all that the trial left in memory but the data
     program_bytes = max(0.0, trial.resident_bytes - data.memory_bytes)
     needs = [
         Need("program", "", program_bytes),
@@ -204,11 +205,12 @@ def shared_link_lines(run: Run) -> list[str]:
     server_rate = network.links.get("server up", math.inf)
     if run.scenario.network.protocol.queueing() is not None:
         return []
-    rates = np.asarray(network.access["up"][_SAMPLED], dtype=np.float64)
+    rates = np.asarray(network.access["up"][_SAMPLED], dtype=np.float64)  # bytes/s
     round_trip_s = 2 * float(np.median(network.latencies[_SAMPLED]))
     do_uploads_fill_link = run.at_once * float(np.median(rates)) > server_rate
     if not do_uploads_fill_link or round_trip_s < _LONG_ROUND_TRIP_S:
         return []
+    # of all messages of a round, which share the server's link
     upload_s = run.at_once * run.dispatch.envelopes.up.model_bytes / server_rate
     if upload_s > _MANY_ROUND_TRIPS * round_trip_s:
         return []

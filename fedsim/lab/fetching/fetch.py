@@ -144,11 +144,12 @@ def plan_fetch(
         urls = file.urls
         if mirror is not None:
             urls = [f"{mirror.rstrip('/')}/{file.name}"]
-        present = FileTransfer(file, urls, root / DOWNLOADS / name, _report_nothing).present()
-        state: FileState = "part" if present else "missing"
+        transfer = FileTransfer(file, urls, root / DOWNLOADS / name, _report_nothing)
+        present_bytes = transfer.present()  # of an incomplete download
+        state: FileState = "part" if present_bytes else "missing"
         if _is_there(folder, file, receipt):
             state = "there"
-        files.append(PlannedFile(file, urls, state, present))
+        files.append(PlannedFile(file, urls, state, present_bytes))
     return FetchPlan(name, dataset, root, files)
 
 

@@ -33,7 +33,7 @@ class DownloadError(FedsimError):
 
 
 class _UnusableError(Exception):
-    """Error of one address, which does not send the file; the message has the reason."""
+    """Error of an address that does not send the file; the message has the reason."""
 
 
 def check_address(url: str, option: str = "url") -> None:
@@ -128,16 +128,19 @@ class FileTransfer:
             earlier_bytes = self.present()
             if not self._is_complete():
                 self._download_rest(url, earlier_bytes)
-            if self._is_complete():
-                difference = self._difference()
-                if not difference:
-                    return
-                self._part.unlink()
-                if not earlier_bytes:
-                    raise _UnusableError(difference)
-                continue  # the earlier part may be of another file
-            if self.present() <= earlier_bytes:
-                break
+            if not self._is_complete():
+                has_grown = self.present() > earlier_bytes
+                if not has_grown:
+                    break
+                continue  # another connection may bring the rest
+            difference = self._difference()
+            if not difference:
+                return
+            self._part.unlink()
+            is_all_from_here = not earlier_bytes
+            if is_all_from_here:
+                raise _UnusableError(difference)
+            # otherwise the earlier part may be of another file: the next attempt begins anew
         raise _UnusableError(f"it ended after {show_bytes(self.present())}{self._of_size()}")
 
     def _download_rest(self, url: str, earlier_bytes: int) -> None:
@@ -184,7 +187,7 @@ class FileTransfer:
             with opener.open(request, timeout=_PATIENCE_S) as answer:
                 self._receive(answer, start)
         except urllib.error.HTTPError as error:
-            if error.code == _RANGE_NOT_SATISFIABLE:
+            if error.code == _RANGE_NOT_SATISFIABLE:  # the part has all bytes of the server's file
                 self._part.unlink(missing_ok=True)
             raise _UnusableError(f"HTTP status {error.code}, {error.reason}") from None
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:

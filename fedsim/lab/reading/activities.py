@@ -136,7 +136,7 @@ class MessageSpan:
             names.append((self.destination, self.source, False))
         ends = []
         for name, other, is_sent in names:
-            match = _NUMBERED.fullmatch(name)
+            match = _NUMBERED.fullmatch(name)  # of a device or edge server, such as ``device 3``
             end = MessageEnd(
                 device=int(match[2]) if match else -1,
                 start=self.start,
@@ -288,9 +288,10 @@ class Activities:
         changes of devices or links that the scenario's processes caused, such as a new rate of a
         link.
         """
+        # kinds of records that a process of the scenario caused, such as an outage
         acts = [kind for kind in self.history.events["kind"].unique() if is_act(kind)]
         table = self.history.of(*_DEVICE_KINDS, *acts)
-        columns = (
+        columns = (  # as lists, which are faster to go through than rows of a DataFrame
             table["kind"].tolist(),
             table["time"].tolist(),
             _whole_numbers(table["device"]),
@@ -366,7 +367,7 @@ class Activities:
         round_starts = {row["round"]: row for row in self.history.data("round-start")}
         entries: list[RoundPeriod | Mark] = []
         for row in self.history.data(*_DECISIONS, "round"):
-            if row["kind"] != "round":
+            if row["kind"] != "round":  # a decision
                 entries.append(Mark(row["kind"], row["time"]))
                 continue
             start_record = round_starts.get(row["round"])

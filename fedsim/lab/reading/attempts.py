@@ -119,6 +119,7 @@ class Attempts:
         steps: defaultdict[int, list[StepSpan]] = defaultdict(list)
         for step in self.activities.steps:
             steps[step.task].append(step)
+        # whether the server sends the models that rounds train, which tells preparations apart
         sends_models = _MODEL in _purposes(self.activities.steps, "download")
         ends = {row["task"]: row for row in self.history.data("task-end")}
         split_reports = {(row["round"], row["device"]) for row in self.history.data("split")}
@@ -128,7 +129,7 @@ class Attempts:
             end = ends.get(row["task"])
             task_steps = tuple(steps[task])
             end_s = self.history.end
-            task_outcome = "stopped"
+            task_outcome = "stopped"  # of a task that was open at the run's end
             if end is not None:
                 end_s = float(end["time"])
                 task_outcome = str(end["outcome"])

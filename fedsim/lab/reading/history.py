@@ -84,6 +84,7 @@ class History:
         work was wasted unless ``outcome`` is ``done``. ``round`` and ``group`` may be NaN. ``data``
         is the JSON of the record that ends the step, and None for a step that never ended.
         """
+        # task by task, in the order of the records
         rows = self.of("step-start", "step-end").sort_values("task", kind="stable")
         # a task does one step at a time, so the task's next record is the end of the step
         following = rows[["kind", "task", "time", "outcome", "data"]].shift(-1)
@@ -266,6 +267,7 @@ class History:
             {"device": population.index, "time": population["arrival"], "group": NO_GROUP}
         )
         rows = pd.concat([arrivals, self.moves[["device", "time", "group"]]], ignore_index=True)
+        # device by device, from the arrival on, in the order of the records
         rows = rows.sort_values("device", kind="stable").rename(columns={"time": "start"})
         departure = rows["device"].map(population["departure"]).clip(upper=self.end)
         start = np.maximum(rows["start"], rows["device"].map(population["arrival"]))

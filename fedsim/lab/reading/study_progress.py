@@ -125,8 +125,8 @@ def progress_lines(folder: Path) -> list[str]:
     """
     lines = []
     for path in sorted(folder.glob(_PATTERN)):
-        with suppress(OSError):
-            is_fresh = _age_s(path) <= _FRESH_S
+        with suppress(OSError):  # the file may be removed meanwhile
+            is_fresh = _age_s(path) <= _FRESH_S  # otherwise its process is dead
             for label, news in _read(path).items():
                 if news.failed:
                     lines.append(f"{label}: failed: {news.note}")

@@ -42,6 +42,7 @@ _SUPERLINK_PORT = 8000
 _PATIENCE_S = 600.0  # real time for the start of all nodes (s)
 _RUNTIME_PORT = 8080  # of a SuperNode in a namespace of its own
 _MBIT_PER_BYTE = 8e-6
+_POLL_S = 0.05  # interval in which a rehearsal looks for the app's end and the devices' changes (s)
 _FOLDERS = ("app", "logs", "steps", "homes")
 
 
@@ -95,6 +96,8 @@ def rehearse(
     for name in _FOLDERS:
         (out / name).mkdir(parents=True, exist_ok=True)
     measured = out / MEASURED
+    # run configuration of the app; a device sleeps ``pace`` seconds for each second of the
+    # scenario's trainings
     config: dict[str, object] = {
         "out": str(measured.resolve()),
         "patience": _PATIENCE_S,
@@ -109,8 +112,8 @@ def rehearse(
             "on a machine too busy for a process's heartbeats; the logs are in "
             f"{str(out / 'logs')!r}"
         )
-    counters = out / "steps" / WIRE
-    if counters.is_file():
+    counters = out / "steps" / WIRE  # bytes of each link over time
+    if counters.is_file():  # only with namespaces
         counters.rename(out / WIRE)
     for name in ("homes", "steps"):
         shutil.rmtree(out / name)
@@ -193,9 +196,10 @@ class _Rehearsal:
         self._out = out
         self._plan = plan
         self._notify = notify
-        self._run = Run(scenario, Simulation())
-        self._devices = scenario.population.devices
-        self._network: Namespaces | None = None
+        self._run = Run(scenario, Simulation())  # not run; it has drawn the devices and links
+        self._devices = scenario.population.devices  # count
+        self._network: Namespaces | None = None  # None for loopback, or until it is built
+        # environment variables of all processes; ``_home`` adds a folder for each
         self._env = {
             **os.environ,
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -285,6 +289,7 @@ class _Rehearsal:
         """Start a SuperNode and the executor of its ClientApp for each device."""
         for device in range(self._devices):
             within = self._within(client_name(device))
+            # in namespaces of their own, all nodes may use the same port
             runtime = _RUNTIME_PORT if self._network is not None else free_port()
             node = [
                 *within,
@@ -329,16 +334,16 @@ class _Rehearsal:
         Raises:
             SimulationError: the app has failed.
         """
-        began: float | None = None
-        changes = self._availability_changes()
+        begin: float | None = None  # real time (epoch, s)
+        changes = self._availability_changes()  # in the order of their times
         while app.poll() is None:
-            time.sleep(0.05)
-            if began is None:
-                began = self._read_begin()
-                if began is not None:
+            time.sleep(_POLL_S)
+            if begin is None:
+                begin = self._read_begin()
+                if begin is not None:
                     self._notify("the run has begun")
                 continue
-            while changes and changes[0].time_s <= time.time() - began:
+            while changes and changes[0].time_s <= time.time() - begin:
                 time_s, device, is_on = changes.pop(0)
                 self._switch(processes, device, is_on)
                 state = "on" if is_on else "off"

@@ -103,18 +103,21 @@ def read_times(folder: Path) -> RunTimes:
         folder: folder of a simulated or a measured run.
     """
     run = RunFolder(folder)
-    tasks: dict[int, tuple[int | None, int, TaskTimes]] = {}
-    step_starts: dict[int, float] = {}
+    tasks: dict[int, TaskTimes] = {}  # by ID of the task, in the order of their begins
+    first_tasks: dict[tuple[int, int], TaskTimes] = {}  # by round and device
+    step_starts: dict[int, float] = {}  # of each task's present step (s); a task has one at a time
     rounds: list[RoundTimes] = []
     round_start_s = 0.0
     for row in run.events_of(_KINDS, _COLUMNS):
         time_s, kind, device, number, task, step, outcome, text = row
         match kind:
             case "task-start":
-                tasks[task] = (number, device, TaskTimes(time_s))
+                tasks[task] = TaskTimes(time_s)
+                if number is not None:  # the index of the round
+                    first_tasks.setdefault((number, device), tasks[task])
             case "task-end":
-                tasks[task][2].end = time_s
-                tasks[task][2].outcome = outcome
+                tasks[task].end = time_s
+                tasks[task].outcome = outcome
             case "step-start":
                 step_starts[task] = time_s
             case "step-end":
@@ -122,16 +125,12 @@ def read_times(folder: Path) -> RunTimes:
                 if step in DIRECTIONS:
                     size = parse_json(text).get("bytes", 0.0)
                 span = StepLength(step, step_starts[task], time_s, outcome, size)
-                tasks[task][2].spans.append(span)
+                tasks[task].spans.append(span)
             case "round-start":
                 round_start_s = time_s
             case "round":
                 rounds.append(RoundTimes(number, round_start_s, time_s))
                 round_start_s = time_s  # begin of the next round, unless that is recorded
-    first_tasks: dict[tuple[int, int], TaskTimes] = {}
-    for number, device, times in tasks.values():
-        if number is not None:
-            first_tasks.setdefault((number, device), times)
     ledger = run.summary["bytes"]
     sizes = {"down": float(ledger["down"]), "up": float(ledger["up"])}
     return RunTimes(rounds, first_tasks, sizes, run.summary["accuracy"]["final"])
@@ -224,7 +223,7 @@ class Differences:
         return sorted(tasks, key=lambda task: order.index(task.where))
 
 
-_DONE = ("done", "not asked", "stopped")
+_DONE = ("done", "not asked", "stopped")  # outcomes that do not count as undone
 _SENTENCE_OF_RUNS: Mapping[str, str] = {
     "both": "both",
     "simulated": "the simulation only",
@@ -312,7 +311,7 @@ def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
     for (_, device), task in times.tasks.items():
         for span in task.spans:
             direction = DIRECTIONS.get(span.step)
-            if direction is None or span.outcome != "done":
+            if direction is None or span.outcome != "done":  # no message, or one cut short
                 continue
             passage = wire.passage(device, direction, span.bytes, span.start, span.end)
             if passage is None:
@@ -344,7 +343,7 @@ def lines(differences: Differences, title: str) -> Iterator[str]:
             f"({mean.simulated - mean.measured:+.2f} s)"
         )
     for name, values in differences.wire.items():
-        if name.startswith("bytes"):
+        if name.startswith("bytes"):  # a ratio; all other quantities are times
             yield f"  {name}: {fmean(values):.3f}"
         else:
             yield f"  {name}: {show_seconds(fmean(values))} in the rehearsal"
@@ -353,6 +352,7 @@ def lines(differences: Differences, title: str) -> Iterator[str]:
         if pair.simulated == pair.measured:
             simulated = "equal"
         yield f"  bytes {direction}: {show_bytes(pair.measured)}, {simulated}"
+    # ``undone`` is sorted by ``where``, as ``groupby`` needs it
     for where, tasks in groupby(differences.undone, key=lambda task: task.where):
         names = ", ".join(f"round {task.round} device {task.device}" for task in tasks)
         yield f"  not done in {_SENTENCE_OF_RUNS[where]}: {names}"

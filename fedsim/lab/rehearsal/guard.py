@@ -35,7 +35,8 @@ def guard(lines: Iterable[str]) -> None:
             groups.append(int(name))
         elif kind == "namespace":
             namespaces.append(name)
-    # a paused process must continue before it can end by itself
+    # a paused process must continue before it can end by itself; a process that does not end by
+    # itself in time is killed
     for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGKILL):
         if number == signal.SIGKILL:
             _wait_for(groups)

@@ -93,11 +93,11 @@ def describe(out: Path) -> list[str]:
     text = list(lines(uncalibrated, "the scenario"))
     run = RunFolder(measured)
     scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
-    trains = not run.summary["measured"]["pace"]
+    trains = not run.summary["measured"]["pace"]  # 0 if trainings took this machine's time
     names = list(simulated_only(scenario, has_namespaces=wire is not None, trains=trains))
     if names:
         text.append(f"simulated, and not rehearsed: {', '.join(names)}")
-    calibrated: Differences | None = None
+    calibrated: Differences | None = None  # a short rehearsal cannot be calibrated
     try:
         if not (out / CALIBRATED).exists():
             text += list(_calibrate(out))
@@ -135,18 +135,20 @@ def _calibrate(out: Path) -> Iterator[str]:
         DataError: the rehearsal is too short for a fit, or the fitted world cannot be simulated.
     """
     calibrate(out / MEASURED, out / _FIT, LogDefaults(), by_client=True)
-    fitted = read_toml(out / _FIT / FITTED)
-    clients = pd.read_csv(require_regular(out / _FIT / CLIENTS))
+    fitted = read_toml(out / _FIT / FITTED)  # its lists have an entry for each fitted device
+    clients = pd.read_csv(require_regular(out / _FIT / CLIENTS))  # a row for each fitted device
     fitted_device_links = fitted["network"]["device"]
     fitted_settings = {"speed": fitted["population"]["speed"], **fitted_device_links}
     settings = _scenario_settings(out, median_speed=float(clients["speed"].median()))
     for index, device in enumerate(map(int, clients["client"])):
-        for name, values in settings.items():
-            values[device] = fitted_settings[name][index]
+        for name, values_of_devices in settings.items():
+            values_of_devices[device] = fitted_settings[name][index]
     scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
     tables = scenario.model_dump(mode="python", exclude_none=True)
-    for name in unused(scenario):  # the fitted values already include the effect of these parts
-        section, _, key = name.partition(".")
+    for dotted_key in unused(scenario):
+        # The fitted values already include the effect of these parts. Of the availability they do
+        # not: devices are paused in a rehearsal, too.
+        section, _, key = dotted_key.partition(".")
         if section == "population" and key != "availability":
             tables[section].pop(key)
     tables["population"]["speed"] = settings["speed"]

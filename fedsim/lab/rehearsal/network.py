@@ -97,6 +97,8 @@ class Namespaces:
     def _build(self) -> None:
         """Make namespaces and links, and route packets to the delaying process if it is needed."""
         core = self._add("core")
+        # The core forwards packets. Without the filter, they may also come back from the delaying
+        # process, on another interface than the one that leads to their source.
         settings = ("ip_forward=1", "conf.all.rp_filter=0", "conf.default.rp_filter=0")
         for setting in settings:
             _run(*self.within("core"), "sysctl", "-q", "-w", f"net.ipv4.{setting}")
@@ -240,12 +242,14 @@ def delay(latencies_ms: Sequence[float]) -> None:
     """
     import fcntl  # only Unix has it
 
+    # opens the TUN device: each read gives a packet to delay, each write puts a packet on its way
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH", _DELAY_DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
-    waiting: list[tuple[float, int, bytes]] = []  # time to leave, order of arrival, packet
-    numbers = itertools.count()
+    # heap of time to leave, index of arrival (which decides if times are equal), and packet
+    waiting: list[tuple[float, int, bytes]] = []
+    arrival_numbers = itertools.count()
     while True:
-        wait_s = None
+        wait_s = None  # without waiting packets, until the next packet arrives
         if waiting:
             wait_s = max(0.0, waiting[0][0] - time.monotonic())
         select.select([tun], [], [], wait_s)
@@ -254,9 +258,9 @@ def delay(latencies_ms: Sequence[float]) -> None:
             client = max(packet[_SOURCE_NETWORK], packet[_DESTINATION_NETWORK]) - 1
             is_ipv4 = packet[0] >> 4 == 4
             if not is_ipv4 or not 0 <= client < len(latencies_ms):
-                continue
+                continue  # drops the packet, which is none between server and client
             leaves_at = time.monotonic() + latencies_ms[client] / 1e3
-            heapq.heappush(waiting, (leaves_at, next(numbers), packet))
+            heapq.heappush(waiting, (leaves_at, next(arrival_numbers), packet))
         while waiting and waiting[0][0] <= time.monotonic():
             packet = heapq.heappop(waiting)[2]
             with suppress(OSError):  # for example if the destination's link is cut

@@ -28,6 +28,7 @@ _LEFT = 90.0  # room for names (pixels)
 _LANE = 9.0  # height of a bar
 _GAP = 12.0  # between devices
 _TOP = 24.0  # room for the axis
+_MARGIN = 10.0  # on the right and below
 _TICKS = 10  # most ticks of the axis
 _END_SHARE = 0.03  # last share of the axis, in which a tick has its text on the left
 _UNMARKED = ("done", "stopped")  # outcomes without a mark
@@ -59,11 +60,11 @@ def write_page(
         simulated_only: names of the scenario's keys that the rehearsal does not apply.
     """
     title = f"Rehearsal of {run.summary['name']}"
-    mark = run.summary["measured"]
-    slept = "training slept for the scenario's time" if mark["pace"] else "training was real"
+    settings = run.summary["measured"]  # of the rehearsal, and versions of its software
+    slept = "training slept for the scenario's time" if settings["pace"] else "training was real"
     waits = ""
-    if "longest_wait_s" in mark:  # folders of earlier versions lack it
-        longest_s = mark["longest_wait_s"]
+    if "longest_wait_s" in settings:  # folders of earlier versions lack it
+        longest_s = settings["longest_wait_s"]
         waits = "; Flower's own waits"
         if longest_s is not None:
             waits = f"; Flower's waits were shortened to {show_seconds(longest_s)}"
@@ -92,8 +93,8 @@ def write_page(
             "footer",
             el(
                 "p",
-                f"Written by fedsim {__version__}. Measured with Flower {mark['flwr']} on "
-                f"{mark.get('nodes', '?')} SuperNodes of one machine; {slept}{waits}. Times are real "
+                f"Written by fedsim {__version__}. Measured with Flower {settings['flwr']} on "
+                f"{settings.get('nodes', '?')} SuperNodes of one machine; {slept}{waits}. Times are real "
                 "seconds of the rehearsal, and simulated seconds of the simulation.",
             ),
         ),
@@ -196,7 +197,7 @@ def _phases(uncalibrated: Differences, calibrated: Differences | None) -> Markup
             pairs_of_step = calibrated_pairs.get(name)
             row += _calibrated_cells(mean_of(pairs_of_step) if pairs_of_step else None)
         rows.append(row)
-    for name, values in uncalibrated.wire.items():
+    for name, values in uncalibrated.wire.items():  # waits (s), and ratios of bytes
         mean = fmean(values)
         cell = f"{mean:.3f}" if name.startswith("bytes") else show_seconds(mean)
         row = [f"of these: {name}", cell, "", ""]
@@ -259,10 +260,10 @@ def _timeline(differences: Differences) -> Markup:
     simulated = differences.simulated
     measured = differences.measured
     tasks = [*simulated.tasks.values(), *measured.tasks.values()]
-    end = max([task.end for task in tasks], default=1.0) or 1.0
+    end = max([task.end for task in tasks], default=1.0) or 1.0  # 1 s for an axis without tasks
     devices = sorted({device for _, device in {**simulated.tasks, **measured.tasks}})
-    scale = (_WIDTH - _LEFT - 10.0) / end
-    height = _TOP + len(devices) * (2 * _LANE + _GAP) + 10.0
+    scale = (_WIDTH - _LEFT - _MARGIN) / end  # pixels per second
+    height = _TOP + len(devices) * (2 * _LANE + _GAP) + _MARGIN
     parts: list[Markup] = list(_axis(end, scale, height))
     for row, device in enumerate(devices):
         top = _TOP + row * (2 * _LANE + _GAP)

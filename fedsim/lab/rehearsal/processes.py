@@ -58,7 +58,7 @@ class RehearsalProcesses:
         """Start a process, whose output goes to the log ``NAME.log``.
 
         Args:
-            name: name of the process, by which the other methods refer to it.
+            name: name of the process, by which other methods refer to it.
             command: the words of its command.
             env: its environment variables.
         """

@@ -72,12 +72,15 @@ class RayWorkers:
         self._executor = executor
         self._progress = progress
         self._inputs = inputs
-        self._home: str = ray.get_runtime_context().get_node_id()
+        self._home: str = ray.get_runtime_context().get_node_id()  # node of this process
+        # on this node, so that messages of workers outlast the workers' nodes
         on_home = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             self._home, soft=False
         )
         self._board = ray.remote(Board).options(num_cpus=0, scheduling_strategy=on_home).remote()
         self._interrupted = False
+        # runs of the present call of ``run`` by their indices in its orders; each Ray task has the
+        # index of its run
         self._active: dict[int, _Active] = {}
         self._futures: dict[Future[News], int] = {}
         self._ended: dict[int, Ended] = {}
@@ -88,6 +91,7 @@ class RayWorkers:
     def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
         self._ended = {}
         waiting = deque(enumerate(orders))
+        # runs that another process carries out at present, to be tried again at intervals
         elsewhere: deque[tuple[int, RunOrder]] = deque()
         listenings = 0
         while waiting or elsewhere or self._futures:
@@ -96,7 +100,8 @@ class RayWorkers:
                 wait(self._futures, _LISTEN_EVERY_S, FIRST_COMPLETED)
             elif elsewhere:
                 time.sleep(_LISTEN_EVERY_S)
-            # listed before listening, so that all messages of an ended run are processed first
+            # A worker sends its last message before its task ends. So tasks that have ended by now
+            # have no message left after the listening, and can be settled.
             ended_futures = [future for future in self._futures if future.done()]
             self._listen()
             for future in ended_futures:
@@ -262,7 +267,7 @@ class RayWorkers:
         """
         active = self._active[order_index]
         order = active.order
-        active.receiver.drop()
+        active.receiver.drop()  # the pieces of a part that was not completed
         try:
             ended = Ended(order, **future.result())
         except WorkerLostError as error:
@@ -273,7 +278,7 @@ class RayWorkers:
                 ended = Ended(order, "interrupted")
         except Exception as error:
             ended = Ended(order, "failed", describe_failure(error))
-        if active.problem:
+        if active.problem:  # the run folder here is incomplete, whatever the worker's outcome
             ended = Ended(order, "failed", active.problem)
         del self._active[order_index]
         active.claim.close()

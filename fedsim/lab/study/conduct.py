@@ -94,7 +94,7 @@ def run_study(
         conductor.run(progress)
     if not conductor.complete:
         failed = conductor.failed
-        reason = "no trial has the metric"
+        reason = "no trial has the metric"  # of a search, whose runs may all be done
         if failed:
             reason = f"{failed[0].order.label}: {failed[0].error}"
         raise SimulationError(
@@ -216,12 +216,12 @@ class Conductor:
         self.states: list[RunState] = []
         self.notes: list[str] = []
         self._only = only
-        self._selected_folders: frozenset[Path] = frozenset()
-        self._inputs: StudyInputs | None = None
+        self._selected_folders: frozenset[Path] = frozenset()  # by ``only`` and the shard
+        self._inputs: StudyInputs | None = None  # data and files to send to nodes of Ray
         if self.workers.are_on_ray:
             self._inputs = StudyInputs()
-        self._pool: WorkerPool | RayWorkers | None = None
-        self._stop_signal: int | None = None
+        self._pool: WorkerPool | RayWorkers | None = None  # None until ``run`` has started it
+        self._stop_signal: int | None = None  # of ``interrupt``, for a pool that starts later
         self._plan_runs()
         if try_variants:
             self._try_variants()
@@ -374,7 +374,7 @@ class Conductor:
         """
         with ExitStack() as stack:
             pool = self._pool = self._start_pool(stack, progress)
-            if self._stop_signal is not None:
+            if self._stop_signal is not None:  # interrupted before there was a pool
                 pool.interrupt(self._stop_signal)
             if self.trials is not None:
                 stack.callback(self.trials.close)
@@ -384,10 +384,10 @@ class Conductor:
                     # would not show that the folder is a study's.
                     files.mark(self.out, self.study)
             self._update()  # workers of a killed study may have ended runs since the last update
-            while True:
+            while True:  # carries out all planned runs, then those that follow from their results
                 planned_batches = self._planned_batches
                 self._write(tables=False)
-                progress.keep_in(self.out)
+                progress.keep_in(self.out)  # not earlier: the folder may be new
                 self._carry_out(pool, progress)
                 if self.interrupted:
                     return
@@ -432,9 +432,9 @@ class Conductor:
                 too.
         """
         with ExitStack() as stack:
-            if not self._holds_lock:
+            if not self._holds_lock:  # other processes may write into the folder, too
                 stack.enter_context(files.locked(self.out, files.TURN_S))
-            if self.trials is not None:
+            if self.trials is not None:  # the index also lists the trials of other processes
                 self.trials.read(self.out)
                 self._read_states()
             files.write_study(self.out, self.study)
@@ -454,15 +454,8 @@ class Conductor:
             progress: display of the runs' progress.
         """
         if self.workers.are_on_ray:
-            from fedsim.lab.study.cluster import RayWorkers
-
-            accelerators = [device for device in self._torch_devices() if device != "cpu"]
-            device = accelerators[0] if accelerators else "cpu"
-            cluster = stack.enter_context(closing(self.workers.join_cluster(device)))
-            if self._holds_lock:
-                stack.enter_context(files.locked(self.out))
-            assert self._inputs is not None
-            return stack.enter_context(closing(RayWorkers(cluster, progress, self._inputs)))
+            return self._start_on_ray(stack, progress)
+        # the workers inherit the lock, which lasts until the last of them has ended
         lock_descriptors: Sequence[int] = ()
         if self._holds_lock:
             lock_descriptors = stack.enter_context(files.locked(self.out))
@@ -471,6 +464,18 @@ class Conductor:
         gpus = usable_gpus() if "cuda" in devices and devices <= {"cpu", "cuda"} else []
         pool = WorkerPool(self.workers.local_number, progress, lock_descriptors, gpus=gpus)
         return stack.enter_context(closing(pool))
+
+    def _start_on_ray(self, stack: ExitStack, progress: StudyProgress) -> "RayWorkers":
+        """Start workers on a Ray cluster, as ``_start_pool`` does with the same arguments."""
+        from fedsim.lab.study.cluster import RayWorkers
+
+        accelerators = [device for device in self._torch_devices() if device != "cpu"]
+        device = accelerators[0] if accelerators else "cpu"
+        cluster = stack.enter_context(closing(self.workers.join_cluster(device)))
+        if self._holds_lock:
+            stack.enter_context(files.locked(self.out))
+        assert self._inputs is not None
+        return stack.enter_context(closing(RayWorkers(cluster, progress, self._inputs)))
 
     def _torch_devices(self) -> list[str]:
         """Return the torch device on which each selected run computes, such as ``cpu``."""

@@ -73,8 +73,8 @@ class StudyForecast:
     Attributes:
         shares: cost of each shard, in their order; a study without shards has one entry.
         workers: count of worker processes of each shard.
-        tried: count of the variants of which the beginning of one run was carried out, to measure
-            its cost. The cost of other variants is derived from these.
+        tried: count of the variants with a run whose beginning was carried out, to measure its
+            cost. The cost of other variants is derived from these.
         variants: count of the variants that have runs to do.
         start_s: real time that a worker process needs to start (s).
     """
@@ -108,7 +108,7 @@ def forecast_study(
     first_runs: dict[str, PlannedRun] = {}  # folder of a variant -> its first missing run
     for run in undone_runs:
         first_runs.setdefault(run.variant.folder, run)
-    tried = _spread(list(first_runs.values()), _MOST_TRIED)
+    tried = _spread(list(first_runs.values()), _MOST_TRIED)  # one run of each of these variants
     own_bytes = peak_memory()  # of this process, which stays in memory while its workers run
     start_s = _measure_start() if tried else 0.0
     costs = {run.variant.folder: _try_beginning(run) for run in tried}
@@ -170,8 +170,9 @@ class _CostModel:
 
     def __init__(self, tried: list[PlannedRun], costs: Mapping[str, CostHere | None]) -> None:
         self._costs = costs
+        # of the tried runs of each kind of strategy: real time (s) and disk (bytes) per work
         self._rates: dict[str, list[tuple[float, float]]] = {}
-        self._memory_bytes = 0
+        self._memory_bytes = 0  # the most that a tried run needs
         for run in tried:
             cost = costs[run.variant.folder]
             if cost is None:
@@ -196,7 +197,7 @@ class _CostModel:
                 return None
             return RunCost(cost.real_s, self._memory_bytes, cost.disk_bytes)
         rates = self._rates.get(run.scenario.strategy.kind)
-        if rates is None:
+        if rates is None:  # no run with this kind of strategy was tried
             rates = [rate for kind_rates in self._rates.values() for rate in kind_rates]
         if not rates:
             return None

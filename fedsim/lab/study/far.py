@@ -142,12 +142,15 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
     outcome: RecordData = {}
 
     def send(**news: object) -> None:
+        """Send a message to the study's process, and stop the worker if the answer says so."""
         answer = board.report.remote(order.order_index, order.attempt, news)
         # ``ray.get`` would give this task's cores to another task while it waits
-        if answer.future().result():
+        must_stop = answer.future().result()
+        if must_stop:
             worker.stop(signal.SIGINT)
 
     def report_news(**news: Any) -> None:
+        """Send a message of the worker, but keep its last one, whose content is the outcome."""
         if news["event"] == "ended":
             outcome.update(news["run"])
         else:
@@ -155,7 +158,7 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
 
     with _folder_of_node() as folder:
         run = folder / "run"
-        for name, pieces in order.begun.items():
+        for name, pieces in order.begun.items():  # of an interrupted run, which is resumed
             write_pieces(run / name, pieces)
         folder_sync = _FolderSync(PartSender(run, send))
         worker = Worker(report_news, folder_sync.send_if_new)
@@ -163,7 +166,7 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
         send(event="begun", node=node, gpus=[str(gpu) for gpu in ray.get_gpu_ids()])
         with order.inputs.in_use(folder / "inputs"), _reported_output(report_news):
             worker.carry_out({"scenario": order.scenario, "folder": str(run), "waits": True})
-        folder_sync.sender.send_part()
+        folder_sync.sender.send_part()  # the files that changed since the last part
     if node and "error" in outcome:
         outcome["error"] = f"{outcome['error']} (on the node {node})"
     return outcome

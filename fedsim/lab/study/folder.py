@@ -71,12 +71,13 @@ def states(path: Path, study: Study) -> list[RunState]:
         is_run = folder.name.removeprefix("seed-").isdecimal()
         if not is_run or folder in planned:
             continue
+        is_of_planned_variant = folder.parent.name in study.runs_of
         # an earlier call with another budget or zone may have added more seeds
-        if study.until_sure is not None and folder.parent.name in study.runs_of:
+        if is_of_planned_variant and study.until_sure is not None:
             continue
         unknown_folder = str(folder.relative_to(path))
         hint = "give another folder"
-        if study.until_sure is None and folder.parent.name in study.runs_of:
+        if is_of_planned_variant:
             hint += ", or --until-sure if seeds were added by it"
         raise RunFolderError(
             f"--out {str(path)!r} holds {unknown_folder!r}, no run of this study; {hint}"
@@ -107,7 +108,7 @@ def state_of(folder: Path, scenario: str) -> RunState:
                 f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study"
             ) from None
         return "anew"
-    if existing != scenario:
+    if existing != scenario:  # an earlier version may have written it, with other keys
         existing = _rewrite_former_keys(existing) or existing
     if existing != scenario:
         try:
@@ -172,7 +173,7 @@ def index_of(study: Study) -> StudyIndex:
     """Return the content of a study's ``index.json``: its variants, and where their runs are."""
     spec = study.spec
     variants = []
-    seeds = dict.fromkeys(spec.seeds)
+    seeds = dict.fromkeys(spec.seeds)  # in order; seeds that were added for some variants follow
     for variant in study.variants:
         runs = []
         for run in study.runs_of[variant.folder]:

@@ -52,6 +52,7 @@ def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
             done twice with different results, or a folder cannot be read or written. Runs that
             were copied before stay in ``out``.
     """
+    # each folder once, even if it is given by several paths
     study_folders = list({Path(source).resolve(): Path(source) for source in sources}.values())
     target = Path(out)
     if not study_folders:
@@ -128,6 +129,7 @@ def _merge_run(folder: str, study_folders: Sequence[Path], target: Path, merged:
         _copy(finished[0] / folder, destination)
         merged.copied.append(folder)
     results = _read_results(destination)
+    # without a source that is the merged folder itself, but with the source of a copy
     other_folders = [
         study_folder
         for study_folder in finished
@@ -135,6 +137,7 @@ def _merge_run(folder: str, study_folders: Sequence[Path], target: Path, merged:
     ]
     for study_folder in other_folders:
         _refuse_other_results(study_folder / folder, destination, results)
+    # a single one is the source from which the run was copied, now or by an earlier merge
     if len(other_folders) > 1:
         merged.repeated.append(folder)
 

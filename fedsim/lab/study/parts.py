@@ -196,7 +196,8 @@ class PartReceiver:
         for name in received:
             if _first_part(name) != LIVE:  # intermediate results need not survive a power failure
                 sync(self._incoming / name)
-        # tables first: a checkpoint needs them
+        # The order keeps the copy usable if this process is killed in between: what a file needs is
+        # there before it. Tables come first, which a checkpoint needs.
         for name in received:
             if _first_part(name) not in (CHECKPOINT, LIVE, SUMMARY):
                 self._move_file(name)

@@ -104,6 +104,7 @@ class Study:
         Raises:
             ScenarioError: two variants would share a folder, or a scenario is invalid.
         """
+        # folders whose names differ only in case are one folder on some systems
         by_folder = {variant.folder.lower(): variant for variant in self.variants}
         for variant in variants:
             namesake = by_folder.setdefault(variant.folder.lower(), variant)
@@ -115,7 +116,7 @@ class Study:
             if variant.folder not in self.runs_of:
                 self.variants.append(variant)
                 self.runs_of[variant.folder] = []
-        for seed, variant in itertools.product(seeds, variants):
+        for seed, variant in itertools.product(seeds, variants):  # all variants of a seed first
             run = plan_run(variant, self.spec, seed)
             first_run = self._first_run_of.setdefault(run.scenario.to_toml(), run)
             self.runs_of[variant.folder].append(first_run)
@@ -173,7 +174,7 @@ class Study:
             ScenarioError: no run has a given key or value, or no run has all of them together.
         """
         request = _split_request(texts)
-        candidates = list(self._selectable_values())  # has a run twice if two parts share it
+        candidates = list(self._selectable_values())  # lists a run twice if two parts share it
         for key, value in request:
             _refuse_unknown(key, value, [values for _, values in candidates])
         requested_values: dict[str, set[str]] = {}
@@ -265,6 +266,36 @@ def read_study(
     Raises:
         ScenarioError: the study is invalid, or a file is missing.
     """
+    tables, folder = _read_study_file(study)
+    if isinstance(tables.get("published"), str):
+        tables["published"] = read_toml(folder / tables["published"], "published figures")
+    if isinstance(tables.get("parts"), dict):
+        tables["parts"] = {part: _extend(part, tables["parts"]) for part in tables["parts"]}
+    bases = _read_bases(tables, folder)  # last, as a part may take its base from another
+    if size is not None:
+        tables["size"] = size
+    if seeds is not None:
+        tables["seeds"] = [*range(1, seeds + 1)]
+    if until_sure is not None:
+        tables["until_sure"] = {**tables.get("until_sure", {}), **until_sure}
+    with code_from_file(allow_code):
+        typed = apply_changes(bases, changes, Scenario, tell)  # alters the bases in ``tables``
+        spec = StudySpec(**tables)
+        planned_study = plan(spec)
+        _refuse_ineffective(spec, typed)
+        planned_study.typed = typed
+        return planned_study
+
+
+def _read_study_file(study: str | Path | Mapping[str, object]) -> tuple[Tables, Path]:
+    """Return the tables of a study, and the folder to which their paths are relative.
+
+    Args:
+        study: a TOML file, the name of a shipped study, or tables, of which a copy is returned.
+
+    Raises:
+        ScenarioError: there is no such study, or it is a scenario.
+    """
     if isinstance(study, Mapping):
         tables: Tables = deepcopy(dict(study))
         folder = Path()
@@ -280,32 +311,15 @@ def read_study(
             f"{name} is a scenario, not a study: 'fedsim run' runs it, and a study names it "
             "as its 'base'"
         )
-    if isinstance(tables.get("published"), str):
-        tables["published"] = read_toml(folder / tables["published"], "published figures")
-    if isinstance(tables.get("parts"), dict):
-        tables["parts"] = {part: _extend(part, tables["parts"]) for part in tables["parts"]}
-    bases = _read_bases(tables, folder)
-    if size is not None:
-        tables["size"] = size
-    if seeds is not None:
-        tables["seeds"] = [*range(1, seeds + 1)]
-    if until_sure is not None:
-        tables["until_sure"] = {**tables.get("until_sure", {}), **until_sure}
-    with code_from_file(allow_code):
-        typed = apply_changes(bases, changes, Scenario, tell)
-        spec = StudySpec(**tables)
-        planned_study = plan(spec)
-        _refuse_ineffective(spec, typed)
-        planned_study.typed = typed
-        return planned_study
+    return tables, folder
 
 
 def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
     """Read the base scenarios that a study names by path, and return the tables of all its bases.
 
     A study has a base scenario. Its sizes (such as a small one for a quick trial) and its parts
-    (some of the variants) may have their own. A seed in a base is
-    removed, as the study has the seeds.
+    (some of the variants) may have their own. A seed in a base is removed, as the study has the
+    seeds.
 
     Args:
         tables: tables of a study, in which each path of a base is replaced by the base's tables.
@@ -347,7 +361,7 @@ def _extend(name: str, parts: Mapping[str, object], extending_parts: Sequence[st
     """
     part = parts[name]
     if not isinstance(part, dict):
-        return part
+        return part  # an error, which the validation of the whole study explains
     if isinstance(part.get("changes"), dict):
         part = part | {"changes": nest_dotted_keys(part["changes"])}
     if "extends" not in part:
@@ -381,7 +395,7 @@ def expand_variants(spec: StudySpec) -> list[Variant]:
 
     The grid has lists of values for keys of the scenario; a point is one combination of values. A
     study may be divided into parts (such as one for each figure of a paper), which have variants
-    and further grid keys, and come one after the other. A study may have several sizes, such as a
+    and further grid keys, and come one after another. A study may have several sizes, such as a
     small one for a quick trial. Parts that are not run in the chosen size are left out.
     """
     variants = []
@@ -520,6 +534,7 @@ def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
     """
     variants = []
     for variant in expand_variants(spec):
+        # for the keys of a search, any allowed value shows whether the scenario has the key
         if spec.search is not None and variant.name in spec.variants:
             space = spec.search.space_of(variant.name)
             variant = variant.at({key: values.extremes[0] for key, values in space.items()})

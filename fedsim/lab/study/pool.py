@@ -107,11 +107,11 @@ class StudyProgress:
         """
         self._stop_live()
         self._orders = orders
-        self._shares = [0.0] * len(orders)
+        self._shares = [0.0] * len(orders)  # how far each run is, 0..1
         self._ended = 0
         self._rounds: dict[int, int] = {}  # rounds of each active run
         self._start_time = time.perf_counter()
-        self._last_line = self._start_time
+        self._last_line = self._start_time  # real time of the last printed line
         self._print(f"{counted(len(orders), 'run')} to do, {finished} done")
         if self._console.is_terminal and orders:
             self._live = Progress(*progress_columns(), console=self._console, transient=True)
@@ -278,15 +278,15 @@ class WorkerPool:
         gpus: Sequence[str] = (),
     ) -> None:
         self._gpu_shares = GpuShares(gpus)
-        self._gpu_of: dict[_Process, str | None] = {}
+        self._gpu_of: dict[_Process, str | None] = {}  # None if the worker sees all GPUs
         self._progress = progress
         self._keep = keep
         self._most_bytes = most_bytes
-        self._threads = ThreadPoolExecutor(workers)
-        self._workers: list[_Process] = []
+        self._threads = ThreadPoolExecutor(workers)  # each waits for one worker's run to end
+        self._workers: list[_Process] = []  # all of them, idle or not
         self._idle: list[_Process] = []
-        self._lock = threading.Lock()
-        self._interrupted = False
+        self._lock = threading.Lock()  # of the lists of workers, and of calls of ``_progress``
+        self._interrupted = False  # no run is started any more
 
     def interrupt(self, number: int) -> None:
         """Start no other run, and send a signal to active workers, which save their runs.
@@ -342,6 +342,7 @@ class WorkerPool:
             ended = _outcome_of_death(order, worker.wait())
         with self._lock:
             self._progress.ended(order_index, ended)
+        # a worker without news is dead; one that needed much memory would not give all of it back
         if news is None or news["peak_bytes"] > self._most_bytes:
             self._end_worker(worker)
         else:

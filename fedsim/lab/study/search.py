@@ -350,6 +350,7 @@ class RandomSearch(Search):
         for trial_index in range(len(results), len(results) + count):
             values = {}
             for key, candidates in space.items():
+                # a draw for each variant, key and trial, which depends on no other draw
                 share = streams.uniform(f"search/{line}/{key}", trial_index)
                 values[key] = candidates.scenario_value(candidates.at(share))
             trials.append(values)
@@ -376,6 +377,7 @@ class OptunaSearch(Search):
         optuna = import_optuna()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            # Optuna takes seeds of 32 bits
             seed = Streams(self.seed).word(f"search/{line}", len(results)) % 2**32
             # the constant liar keeps the proposals of one call apart, which have no results yet
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)

@@ -49,14 +49,15 @@ class Seeding:
         self._study = study
         self._rule = rule
         spec = study.spec
+        # references, such as training on all data at once, are not ranked and get no more seeds
         ranked = [variant for variant in study.variants if variant.name not in spec.references]
-        first_seeds = rule.first_seeds(spec.seeds)
+        first_seeds = rule.first_seeds(spec.seeds)  # begins with the study's own seeds
         study.add(ranked, first_seeds[len(spec.seeds) :])
         study.until_sure = IndexedSure(
             within=rule.within, error=rule.error, first=tuple(first_seeds), is_over=False
         )
         self._first_seeds = first_seeds
-        self._cache: dict[Path, Values] = {}
+        self._cache: dict[Path, Values] = {}  # measures of each finished run, by its folder
         default_most_runs = max(SEEDS_OF_BUDGET * len(ranked), len(study.runs))
         self.most_runs = rule.most_runs or default_most_runs
         self.worlds: list[LineDecision] = []
@@ -116,21 +117,23 @@ class Seeding:
             Whether a run was planned.
         """
         wall_s = {run.folder: _wall_s(path / run.folder) for run in self._study.runs}
-        left_s = math.inf
+        left_s = math.inf  # rest of the budget of real time
         if self._rule.most_time is not None:
             left_s = self._rule.most_time - math.fsum(wall_s.values())
         has_planned = False
         for world in self.worlds:
             if world.outcome.is_over:
                 continue
+            # ``names`` is a dict by index: of a line there, which is a variant of the study here
             counts = {
-                variant_index: len(self._runs_of(variant_index)) for variant_index in world.names
+                variant_index: len(self._run_folders_of(variant_index))
+                for variant_index in world.names
             }
             target_counts = next_counts(world.outcome, counts)
-            cost_s = {}
+            cost_s = {}  # a further run is expected to take as long as the longest so far
             for variant_index in target_counts:
                 cost_s[variant_index] = max(
-                    wall_s[folder] for folder in self._runs_of(variant_index)
+                    wall_s[folder] for folder in self._run_folders_of(variant_index)
                 )
             new_counts = self._fit_in_budget(target_counts, counts, cost_s, left_s)
             for variant_index, count in new_counts.items():
@@ -162,7 +165,7 @@ class Seeding:
         """
         runs_left = self.most_runs - len(self._study.runs)
         least_count = min(counts[variant_index] for variant_index in target_counts) + 1
-        # the greatest count that the budget allows
+        # from the greatest count down, to the first one that the budget allows
         for count in range(max(target_counts.values()), least_count - 1, -1):
             additional = {
                 variant_index: count - counts[variant_index]
@@ -176,7 +179,7 @@ class Seeding:
                 return dict.fromkeys(additional, count)
         return {}
 
-    def _runs_of(self, variant_index: int) -> list[Path]:
+    def _run_folders_of(self, variant_index: int) -> list[Path]:
         variant = self._study.variants[variant_index]
         return [run.folder for run in self._study.runs_of[variant.folder]]
 
@@ -190,10 +193,10 @@ class Seeding:
             old_count: count of seeds that it has.
             new_count: count of seeds that it gets.
         """
-        folders = self._runs_of(variant_index)
+        folders = self._run_folders_of(variant_index)
         variants = []
         for index, variant in enumerate(self._study.variants):
-            if self._runs_of(index) == folders:
+            if self._run_folders_of(index) == folders:
                 variants.append(variant)
         later_seeds = next_seeds(self._first_seeds, new_count - len(self._first_seeds))
         seeds = [*self._first_seeds, *later_seeds]

@@ -47,6 +47,8 @@ def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int)
     search = study.spec.search
     if search is None:
         return None
+    # Three cases: one process searches; processes share trials that are all known before, so that
+    # each can plan them alone; or they share trials that follow from results, through a journal.
     # The index is looked for first, because processes that share a search write the journal before
     # the index. So an index without a journal is from a search in one process.
     is_begun = (out / INDEX).is_file()
@@ -84,7 +86,7 @@ class SharedTrials(Trials):
     def __init__(self, study: Study, search: Search, workers: int) -> None:
         super().__init__(study, search)
         self._workers = workers
-        self._claims = ExitStack()
+        self._claims = ExitStack()  # locks of the trials in ``_batch``, which this process runs
         import_optuna()  # slow; a later import would be while this process holds a lock
 
     @property
@@ -99,6 +101,7 @@ class SharedTrials(Trials):
 
     @override
     def runs_of_others(self) -> set[Path]:
+        # all planned runs, but not the runs of trials that this process has claimed
         folders: set[Path] = set()
         for line in self.lines:
             for trial in line.trials:
@@ -133,7 +136,7 @@ class SharedTrials(Trials):
             self.close()  # a run was lost: another call takes the trial again
             return
         self._store_results(runs)
-        while True:
+        while True:  # until a claimed trial can be run, or there is none left to claim
             with files.locked(path, files.TURN_S):
                 journal = Journal(path, is_maximised=self._is_maximised)
                 self._write_results(journal)
@@ -167,7 +170,8 @@ class SharedTrials(Trials):
                 if trial_number > len(line.trials):
                     self._add_trial(line, entry.values)
                 trial = line.trials[trial_number - 1]
-                if trial.state == "open" and trial not in self._batch and entry.result:
+                is_of_other = trial not in self._batch
+                if trial.state == "open" and is_of_other and entry.result:
                     trial.state = entry.result["state"]
                     trial.figures = entry.result["figures"]
                     trial.nearest = entry.result["nearest"]

@@ -45,6 +45,8 @@ else:
     _Goal = Literal[GOALS]
 # limit of planned runs: more are probably a mistake in the file, and would fill the memory
 _MOST_RUNS = 100_000
+_LONGEST_VARIANT = 200  # greatest length of a variant's name (characters)
+_LONGEST_NAME = 60  # of the name of a part or a size
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
 _USUAL_ROUNDS = 100
 _KEYS_OF_SEVERAL_CLIENTS = ("clients_per_round", "deadline")
@@ -195,6 +197,7 @@ def _sort_targets(targets: list[DeclaredTarget]) -> list[DeclaredTarget]:
     for target in targets:
         if isinstance(target, str):
             metric = Target.read(target).metric
+            # a metric of the user's own has no similar name among the metrics of fedsim
             is_typo = metric not in MORE_IS_BETTER and nearest(metric, MORE_IS_BETTER)
             if metric == "accuracy" or is_typo:
                 metrics = ", ".join(MORE_IS_BETTER)
@@ -360,7 +363,7 @@ class StudySpec(Spec):
     ) -> dict[str, object]:
         are_variants = info.field_name == "variants"
         noun = "a variant's name" if are_variants else "a name"
-        most = 200 if are_variants else 60
+        most = _LONGEST_VARIANT if are_variants else _LONGEST_NAME
         for name, tables in tables_by_name.items():
             if not name.strip() or len(name) > most:
                 raise ValueError(

@@ -162,8 +162,9 @@ class Trials:
         self.lines = [SearchedVariant(variant) for variant in find_searched(spec)]
         # the seeds run in groups, after each of which bad trials are pruned
         self._seed_groups = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
-        self._group_index = 0
+        # the trials that were proposed last, and the group of seeds that their open ones run
         self._batch: list[Trial] = []
+        self._group_index = 0
         self.batches = 0
 
     @property
@@ -225,14 +226,15 @@ class Trials:
             if not are_over(runs):
                 return
             self._store_results(runs)
+            has_next_group = self._group_index + 1 < len(self._seed_groups)
             if not self._batch:
                 self._propose_trials()
                 self._plan_runs(path, try_to_build)
-            elif self._group_index + 1 < len(self._seed_groups):
+            elif has_next_group:
                 self._group_index += 1
                 self._prune_trials()
                 self._plan_runs(path, try_to_build)
-            else:
+            else:  # the batch has run all seeds: the next pass proposes another batch
                 for trial in self._open:
                     trial.state = "done"
                 self._batch = []
@@ -309,6 +311,7 @@ class Trials:
         for trial in self._open:
             try:
                 run = plan_run(trial.variant, self.study.spec, seeds[0])
+                # by one seed, as the seed does not decide whether a scenario is valid
                 if self._group_index == 0 and not is_done(path / run.folder):
                     try_to_build(run)
             except ScenarioError as error:
@@ -316,7 +319,8 @@ class Trials:
                 trial.error = str(error)
         self.study.add([trial.variant for trial in self._open], seeds)
         for line in self.lines:
-            if [trial.state for trial in line.trials] == ["refused"] * self.search.trials:
+            refused_count = sum(trial.state == "refused" for trial in line.trials)
+            if refused_count == self.search.trials:
                 raise ScenarioError(
                     f"no trial of {line.variant.label!r} can be run: {line.trials[-1].error}"
                 )
@@ -347,6 +351,7 @@ class Trials:
         """
         seed_count = self._group_index  # groups have one seed each if trials are pruned
         for line in self.lines:
+            # trials of earlier batches, too, which are compared by their first seeds
             peers = [trial for trial in line.trials if len(trial.figures) >= seed_count]
             ranks = []
             for trial in peers:
@@ -442,11 +447,7 @@ class Trials:
 
     def _describe_best(self, line: SearchedVariant) -> str:
         """Return a sentence on a variant's best trial, its values, and the keys' importance."""
-        states = [trial.state for trial in line.trials]
-        counts = counted(len(states), "trial")
-        for state in ("pruned", "failed", "refused"):
-            if state in states:
-                counts += f", {states.count(state)} {state}"
+        counts = _count_trials(line.trials)
         best = self.best(line)
         if best is None or best.value is None:
             return f"{line.variant.label}: no trial has {self.search.metric} ({counts})"
@@ -457,16 +458,25 @@ class Trials:
         show = formats.get(self._metric.unit, "{:.4g}".format)
         text = f"{line.variant.label}: best is trial {best.number}, {self.search.metric} "
         text += f"{show(best.value)}: {', '.join(values)} ({counts})"
-        importance_of_key = importances(
-            self.search.space_of(line.variant.name), self._results(line)
-        )
-        if importance_of_key:
+        # the share of the differences between trials that each key explains
+        share_of_key = importances(self.search.space_of(line.variant.name), self._results(line))
+        if share_of_key:
             explained = []
-            for key, share in importance_of_key.items():
-                explained.append(f"{short_key(key, importance_of_key)} {show_share(share)}")
+            for key, share in share_of_key.items():
+                explained.append(f"{short_key(key, share_of_key)} {show_share(share)}")
             text += "; of how its trials rank each key explains: "
             text += f"{', '.join(explained)} (Optuna's fANOVA)"
         return text
+
+
+def _count_trials(trials: Sequence[Trial]) -> str:
+    """Return a text with the counts of all trials, and of pruned, failed and refused ones."""
+    states = [trial.state for trial in trials]
+    counts = counted(len(states), "trial")
+    for state in ("pruned", "failed", "refused"):
+        if state in states:
+            counts += f", {states.count(state)} {state}"
+    return counts
 
 
 def are_over(runs: Iterable[TrialRun]) -> bool:

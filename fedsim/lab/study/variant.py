@@ -87,7 +87,7 @@ def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
         layers[f"variants.{variant.name}"] = nest_dotted_keys(variant.changes)
     for key, value in point.items():
         sets = {**spec.sets.get(key, {}), **size.sets.get(key, {})}
-        if sets:
+        if sets:  # the key's values are names of sets of changes
             layers[f"sets.{key}.{value}"] = nest_dotted_keys(sets[value])
         else:
             layers[f"grid.{key}"] = nest_dotted_keys({key: value})

@@ -140,7 +140,7 @@ class Worker:
         job = self._prepare(scenario, folder, state)
         stop = scenario.strategy.horizon(scenario.stop)
         rounds = 0
-        last_news = time.perf_counter()
+        last_news = time.perf_counter()  # real time of the last message
 
         def report_progress(record: Record) -> None:
             nonlocal rounds, last_news
@@ -156,8 +156,8 @@ class Worker:
         if job.checkpointer is not None:
             job.checkpointer.on_saved = lambda *_: self._on_progress()
         job.simulation.listen(report_progress, kinds=("round", "task-end"))
-        self._job = job
-        if self._stopping:  # interrupted while the run was being built
+        self._job = job  # for ``stop``, which interrupts it from now on
+        if self._stopping:  # stopped while the run was being built, before there was a job
             job.interrupt()
         return asyncio.run(job.execute()).summary
 
