@@ -234,10 +234,12 @@ def _path_lines(name: str) -> list[str]:
 def _merged_key_lines(keys: Iterable[tuple[str, type[Spec], str]]) -> list[str]:
     """Return text lines about keys; keys with equal descriptions are described together.
 
+    Kinds of a table that describe the key alike are named after its path, such as
+    ``strategy.deadline of fedavg, fedprox``. Paths with equal descriptions then share a heading.
+
     Args:
         keys: for each key its dotted path, the spec (class of a table) that has it, and its name.
     """
-    # first merged over the kinds of a table that have the key, then over the paths of tables
     by_kind: list[tuple[str, Sequence[str]]] = []
     for path, owner, key in keys:
         kind = owner.model_fields.get("kind")

@@ -12,7 +12,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -55,44 +55,19 @@ def load_learning() -> None:
 def nominal_lines(run: Run) -> list[str]:
     """Return text lines on a run that has not begun: its sizes, and estimates of its times.
 
-    The estimates come from formulas, without a simulation. Of a population too large to list, only
-    every ``stride``-th device is looked at.
+    The estimates come from formulas, without a simulation.
     """
-    envelopes = run.dispatch.envelopes
-    learner = run.learner
     scenario = run.scenario
     params = scenario.strategy
-    devices = scenario.population.devices
-    stride = 1 if run.lists_all_devices else devices // _SAMPLED
-    sampled = range(0, devices, stride)
-    samples = run.samples[::stride]
-    epoch_s = run.population.epochs_s(slice(0, devices, stride))
-    # a model is sent with the state of the trainer, such as momentum, if it has one
-    down_bytes = envelopes.down.model_bytes + learner.state_bytes
-    up_bytes = envelopes.up.model_bytes + learner.state_bytes
-    download_s = _transfers_s(run, sampled, "down", down_bytes)
-    upload_s = _transfers_s(run, sampled, "up", up_bytes)
-    lines = [
-        f"{counted(devices, 'device')} with {int(run.samples.sum())} training samples "
-        f"({int(run.samples.min())} to {int(run.samples.max())} a device, median "
-        f"{int(np.median(samples))})"
-    ]
-    if stride > 1:
-        lines.append(f"of these {len(sampled)} were looked at for the times below")
+    times = _estimate_times(run)
+    lines = _size_lines(run, times)
     lines.append(
-        f"a model of {learner.parameters} parameters; {show_bytes(down_bytes)} down, "
-        f"{show_bytes(up_bytes)} up"
-    )
-    if learner.base_bytes:
-        base = show_bytes(learner.base_bytes)
-        lines.append(f"and {base} of frozen tensors, once to each device")
-    lines.append(
-        f"alone on its link a device downloads in {_median_and_range(download_s)}, "
-        f"uploads in {_median_and_range(upload_s)}"
+        f"alone on its link a device downloads in {_median_and_range(times.download_s)}, "
+        f"uploads in {_median_and_range(times.upload_s)}"
     )
     if run.network.traces is not None:
         lines.append("links follow traces, whose means these times and the times below assume")
-    lines.append(f"an epoch takes it {_median_and_range(epoch_s)}")
+    lines.append(f"an epoch takes it {_median_and_range(times.epoch_s)}")
     if scenario.population.host is not None:
         lines.append("these and the times below are those of a device that has its host to itself")
     if run.estimates:  # of hardware for which there are no measurements
@@ -102,10 +77,80 @@ def nominal_lines(run: Run) -> list[str]:
     lines += _fitting_lines(run)
     # only of strategies with rounds, and of runs with a planned count of rounds
     if isinstance(params, RoundParams) and scenario.stop.rounds is not None:
-        passes = run.population.passes(slice(0, devices, stride), params.local_epochs)
-        task_s = _tasks_s(run, params, download_s, passes * epoch_s, upload_s)
-        lines += _round_lines(run, params, scenario.stop.rounds, task_s, stride, passes)
+        lines += _round_lines(run, params, scenario.stop.rounds, times)
     return lines + scenario.stop.notes
+
+
+class _DeviceTimes(NamedTuple):
+    """Estimated times of devices that have no other traffic or work; float64 [devices] each.
+
+    Attributes:
+        devices: IDs of the devices. In a population too large to list, they are a sample.
+        download_s: time to download a model (s).
+        epoch_s: time of an epoch (s).
+        upload_s: time to upload a model (s).
+    """
+
+    devices: range
+    download_s: Floats
+    epoch_s: Floats
+    upload_s: Floats
+
+    @property
+    def as_slice(self) -> slice:
+        """Slice of an array with a value for each device of the population."""
+        return slice(self.devices.start, self.devices.stop, self.devices.step)
+
+
+def _estimate_times(run: Run) -> _DeviceTimes:
+    """Return the times of each device, or of every n-th one of a population too large to list."""
+    count = run.scenario.population.devices
+    stride = 1 if run.lists_all_devices else count // _SAMPLED
+    devices = range(0, count, stride)
+    down_bytes, up_bytes = _message_bytes(run)
+    return _DeviceTimes(
+        devices=devices,
+        download_s=_transfers_s(run, devices, "down", down_bytes),
+        epoch_s=run.population.epochs_s(slice(0, count, stride)),
+        upload_s=_transfers_s(run, devices, "up", up_bytes),
+    )
+
+
+def _message_bytes(run: Run) -> tuple[float, float]:
+    """Return the sizes (bytes) of a message with a model to a device, and of one from a device.
+
+    With the model goes the state of the trainer, such as momentum, if it is sent.
+    """
+    envelopes = run.dispatch.envelopes
+    state_bytes = run.learner.state_bytes
+    return envelopes.down.model_bytes + state_bytes, envelopes.up.model_bytes + state_bytes
+
+
+def _size_lines(run: Run, times: _DeviceTimes) -> list[str]:
+    """Return text lines on the sizes of the population, the data and the model.
+
+    Args:
+        run: the run.
+        times: the estimates of times, which may be of a sample of the devices.
+    """
+    learner = run.learner
+    down_bytes, up_bytes = _message_bytes(run)
+    samples = run.samples[times.as_slice]
+    lines = [
+        f"{counted(run.scenario.population.devices, 'device')} with {int(run.samples.sum())} "
+        f"training samples ({int(run.samples.min())} to {int(run.samples.max())} a device, median "
+        f"{int(np.median(samples))})"
+    ]
+    if times.devices.step > 1:
+        lines.append(f"of these {len(times.devices)} were looked at for the times below")
+    lines.append(
+        f"a model of {learner.parameters} parameters; {show_bytes(down_bytes)} down, "
+        f"{show_bytes(up_bytes)} up"
+    )
+    if learner.base_bytes:
+        base = show_bytes(learner.base_bytes)
+        lines.append(f"and {base} of frozen tensors, once to each device")
+    return lines
 
 
 def _transfers_s(run: Run, devices: range, direction: Literal["down", "up"], size: float) -> Floats:
@@ -201,22 +246,21 @@ def data_lines(run: Run) -> list[str]:
     return [f"data: {'; '.join(facts)}"]
 
 
-def _round_lines(
-    run: Run, params: RoundParams, rounds: int, task_s: Floats, stride: int, passes: Floats
-) -> list[str]:
+def _round_lines(run: Run, params: RoundParams, rounds: int, times: _DeviceTimes) -> list[str]:
     """Return two text lines with estimates of the cost of a round, and of all rounds.
 
     Args:
         run: the run.
         params: parameters of its strategy.
         rounds: count of planned rounds.
-        task_s: time of a task of each sampled device (s).
-        stride: every ``stride``-th device is sampled, from device 0 on.
-        passes: passes that each sampled device makes over its data in a training.
+        times: estimated times of the devices, or of a sample of them.
     """
     scenario = run.scenario
     learner = run.learner
     envelopes = run.dispatch.envelopes
+    # passes over its data that each device makes in a training
+    passes = run.population.passes(times.as_slice, params.local_epochs)
+    task_s = _tasks_s(run, params, times.download_s, passes * times.epoch_s, times.upload_s)
     devices = scenario.population.trainable
     cohort = params.cohort_size(devices)
     # each client does ``turns`` tasks in a row, and a round ends with its slowest client
@@ -228,15 +272,16 @@ def _round_lines(
     messages = tasks  # pairs of a download and an upload; one for each task
     if params.traits.at_edges:  # the edge servers exchange models with the server, too
         messages += min(cohort, scenario.network.edge_servers)
+    # of such a pair, with the state of the trainer
     model_bytes = envelopes.down.model_bytes + envelopes.up.model_bytes + 2 * learner.state_bytes
     traffic = messages * model_bytes
     # the frozen tensors go to each device once, in its first download
     base_bytes = learner.base_bytes * min(devices, rounds * messages)
-    samples = run.samples[::stride]
-    batches = []
-    for device, count in zip(range(0, devices, stride), samples.tolist(), strict=True):
-        batches.append(run.population.batching_of(device).count(count))
-    steps = np.mean(passes * batches) * tasks
+    samples = run.samples[times.as_slice]
+    batches_per_pass = []
+    for device, count in zip(times.devices, samples.tolist(), strict=True):
+        batches_per_pass.append(run.population.batching_of(device).count(count))
+    steps = np.mean(passes * batches_per_pass) * tasks
     gigaflops = np.mean(passes * samples) * tasks * learner.flops_per_sample / 1e9
     return [
         f"a round asks {cohort}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} "
@@ -320,6 +365,7 @@ class Beginning:
     def __init__(self, scenario: "Scenario", executor: Executor) -> None:
         start = time.perf_counter()
         self.models_after_rounds: list[CheckpointedModels] = []
+        # the tally counts trainings instead of carrying them out
         self.run = assemble(scenario, Simulation(executor=Inline()), Tally)
         assert isinstance(self.run.learner, Tally)
         self.tally = self.run.learner
@@ -337,6 +383,7 @@ class Beginning:
                 scenario.data.own_folder(),
                 scenario.objective,
             )
+            # with a simulation of its own, as only its executor is used
             self.core = Learning(Simulation(executor=executor), *parts)
             self.run.check_sizes(self.core)
             self._plan_models()
@@ -508,6 +555,7 @@ async def _train_s(
     start = time.perf_counter()
     updates = []
     for number, (device, training) in enumerate(trainings):
+        # the trial has noted trainings without the models from which they start
         training = replace(training, start=model)
         if training.contrast is not None:
             training = replace(training, contrast=replace(training.contrast, previous=model))
@@ -543,7 +591,7 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
     gc.collect()
     trial.peak_bytes = peak_memory()
     trial.resident_bytes = trial.peak_bytes
-    if trial.core is not None:  # what the trainings took besides is counted by itself
+    if trial.core is not None:  # the memory of trainings is freed by now, and is a need of its own
         trial.resident_bytes = resident_memory()
     tests = factor * trial.tally.tests
     steps = factor * sum(map(trial.steps_of, trial.tally.trainings))

@@ -229,12 +229,12 @@ def model_needs(
         workers: count of workers.
     """
     model_bytes = run.learner.bytes
-    results_bytes = WAITING * workers * model_bytes  # results that wait for their use
+    results_bytes = WAITING * workers * model_bytes  # in progress, or ready and not yet used
     round_bytes = _MODELS_PER_SUM * model_bytes + results_bytes
     round_bytes += _MODELS_PER_UPDATE * _updates_in_memory(run, largest_call) * model_bytes
     part = "models that are in use"
     tested_bytes = 0.0
-    if counts.final_models > 1:  # models of devices, which are tested one after the other
+    if counts.final_models > 1:  # such as a model of each device
         part = "personal models"
         most_bytes = max(_memory_for_models(run), results_bytes)
         tested_bytes = min(counts.final_models * model_bytes, most_bytes)

@@ -96,10 +96,10 @@ class PlannedComputing(ModelComputing):
 
     @override
     def finish(self, ref: Ref, result: object) -> None:
-        recipe = ref.recipe
+        recipe = ref.recipe  # how the model would be computed; ``result`` is ignored
         length = self.parameters
         if isinstance(recipe, Applied) and recipe.size is not None:
-            length = recipe.size  # a vector that is no model
+            length = recipe.size  # of a result that is no model
         if isinstance(recipe, Best):
             # the best model depends on data; here the choices spread evenly over the models
             ref.choice = (ref.device or 0) % len(recipe.models)
@@ -224,6 +224,7 @@ class PlannedLinks(LinkedTensors):
         for name, array in encoder.arrays.items():
             if is_apart(array):  # large enough for a file of its own
                 self.add_written(path / name, array, "")
+                # its file, which an earlier checkpoint may have as well
                 files.add(self.newest[id(array)])
             else:
                 small_bytes += array.nbytes

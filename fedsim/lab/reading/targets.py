@@ -96,9 +96,11 @@ def costs_until_target(
     for count, row in enumerate(rows, start=1):
         traffic += total_of_round(row)
         if target.is_reached(row.get(target.metric), summary):
+            # in the order of ``COSTS``
             costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
+            rows_so_far = rows[:count]
             for name in _METERED_COSTS:
-                values = [past[name] for past in rows[:count] if past.get(name) is not None]
+                values = [entry[name] for entry in rows_so_far if entry.get(name) is not None]
                 costs.append(math.fsum(values) if len(values) == count else None)
             return dict(zip(COSTS, costs, strict=True))
     return dict.fromkeys(COSTS)
@@ -115,7 +117,7 @@ def best_accuracy_within(rows: Sequence[RecordData], budget: Mapping[str, float]
     Returns:
         The accuracy (0..1); None if there was no test within the budget.
     """
-    costs = dict.fromkeys(("bytes", *_METERED_COSTS), 0.0)
+    costs = dict.fromkeys(("bytes", *_METERED_COSTS), 0.0)  # from the begin of the run
     best = None
     for row in rows:
         costs["time"] = row["time"]

@@ -22,6 +22,7 @@ from fedsim.lab.rehearsal.needs import simulated_only
 from fedsim.lab.rehearsal.page import write_page
 from fedsim.records.folder import SCENARIO
 from fedsim.records.reading import RunFolder
+from fedsim.running.overrides import Tables
 from fedsim.running.runner import Job
 from fedsim.running.scenario import Scenario, load
 
@@ -137,24 +138,12 @@ def _calibrate(out: Path) -> Iterator[str]:
     calibrate(out / MEASURED, out / _FIT, LogDefaults(), by_client=True)
     fitted = read_toml(out / _FIT / FITTED)  # its lists have an entry for each fitted device
     clients = pd.read_csv(require_regular(out / _FIT / CLIENTS))  # a row for each fitted device
-    fitted_device_links = fitted["network"]["device"]
-    fitted_settings = {"speed": fitted["population"]["speed"], **fitted_device_links}
     settings = _scenario_settings(out, median_speed=float(clients["speed"].median()))
+    fitted_settings = {"speed": fitted["population"]["speed"], **fitted["network"]["device"]}
     for index, device in enumerate(map(int, clients["client"])):
         for name, values_of_devices in settings.items():
             values_of_devices[device] = fitted_settings[name][index]
-    scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
-    tables = scenario.model_dump(mode="python", exclude_none=True)
-    for dotted_key in unused(scenario):
-        # The fitted values already include the effect of these parts. Of the availability they do
-        # not: devices are paused in a rehearsal, too.
-        section, _, key = dotted_key.partition(".")
-        if section == "population" and key != "availability":
-            tables[section].pop(key)
-    tables["population"]["speed"] = settings["speed"]
-    tables["population"]["jitter"] = fitted["population"]["jitter"]
-    device_links = {name: settings[name] for name in (*_DIRECTIONS, "latency")}
-    tables["network"] = {**fitted["network"], "device": device_links}
+    tables = _fitted_tables(out, fitted, settings)
     try:
         simulate(Scenario(**tables), out / CALIBRATED)
     except FedsimError as error:
@@ -162,6 +151,30 @@ def _calibrate(out: Path) -> Iterator[str]:
     unfitted = len(settings["speed"]) - len(clients)
     if unfitted:
         yield f"devices with too few tasks for a fit, which keep their links: {unfitted}"
+
+
+def _fitted_tables(out: Path, fitted: Tables, settings: dict[str, list[str]]) -> Tables:
+    """Return the tables of the simulated scenario with fitted speeds, jitter and network.
+
+    Args:
+        out: folder of the rehearsal.
+        fitted: tables of the fitted world.
+        settings: speed, rates and latency of each device, as ``_scenario_settings`` returns them,
+            with the fitted values.
+    """
+    scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
+    tables = scenario.model_dump(mode="python", exclude_none=True)
+    for dotted_key in unused(scenario):
+        # The fitted values already include the effect of these parts, such as slow phases. Only the
+        # availability stays, as it is not fitted.
+        section, _, key = dotted_key.partition(".")
+        if section == "population" and key != "availability":
+            tables[section].pop(key)
+    tables["population"]["speed"] = settings["speed"]
+    tables["population"]["jitter"] = fitted["population"]["jitter"]
+    device_links = {name: settings[name] for name in (*_DIRECTIONS, "latency")}
+    tables["network"] = {**fitted["network"], "device": device_links}
+    return tables
 
 
 def _scenario_settings(out: Path, median_speed: float) -> dict[str, list[str]]:

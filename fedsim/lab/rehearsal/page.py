@@ -124,6 +124,7 @@ def _not_applied(names: Sequence[str]) -> Iterator[Markup]:
 
 
 def _summary_sentences(uncalibrated: Differences, calibrated: Differences | None) -> Iterator[str]:
+    """Yield sentences on the mean round, the error of the simulations, and the accuracy."""
     mean = uncalibrated.mean_round
     yield (
         f"{counted(len(uncalibrated.rounds), 'round')} took {show_seconds(mean.measured)} on the "

@@ -89,11 +89,12 @@ class RayWorkers:
         self._interrupted = True
 
     def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
+        """Carry out runs on the cluster, and return their outcomes, in the order of ``orders``."""
         self._ended = {}
         waiting = deque(enumerate(orders))
         # runs that another process carries out at present, to be tried again at intervals
         elsewhere: deque[tuple[int, RunOrder]] = deque()
-        listenings = 0
+        listenings = 0  # count of the calls of ``_listen``
         while waiting or elsewhere or self._futures:
             self._begin_runs(waiting, elsewhere)
             if self._futures:

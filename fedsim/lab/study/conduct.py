@@ -377,7 +377,7 @@ class Conductor:
             if self._stop_signal is not None:  # interrupted before there was a pool
                 pool.interrupt(self._stop_signal)
             if self.trials is not None:
-                stack.callback(self.trials.close)
+                stack.callback(self.trials.close)  # releases the locks of trials
             if isinstance(self.trials, SharedTrials):
                 with files.locked(self.out, files.TURN_S):
                     # The folder is marked before the journal is written, because the journal alone

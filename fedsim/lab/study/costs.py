@@ -263,6 +263,7 @@ def forecast_lines(forecast: StudyForecast, shard: StudyShard | None) -> list[st
 
 
 def _describe(share: ShareCost, name: str, workers: int) -> str:
+    """Return a sentence on the predicted cost of a study or a shard, called ``name``."""
     if not share.runs:
         return f"nothing is left to do of {name}"
     if share.untold == share.runs:

@@ -162,7 +162,7 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
             write_pieces(run / name, pieces)
         folder_sync = _FolderSync(PartSender(run, send))
         worker = Worker(report_news, folder_sync.send_if_new)
-        node = node_beside(home)
+        node = node_beside(home)  # empty on the node of the study's process
         send(event="begun", node=node, gpus=[str(gpu) for gpu in ray.get_gpu_ids()])
         with order.inputs.in_use(folder / "inputs"), _reported_output(report_news):
             worker.carry_out({"scenario": order.scenario, "folder": str(run), "waits": True})

@@ -285,7 +285,7 @@ class WorkerPool:
         self._threads = ThreadPoolExecutor(workers)  # each waits for one worker's run to end
         self._workers: list[_Process] = []  # all of them, idle or not
         self._idle: list[_Process] = []
-        self._lock = threading.Lock()  # of the lists of workers, and of calls of ``_progress``
+        self._lock = threading.Lock()  # to take a worker, and to call ``_progress``
         self._interrupted = False  # no run is started any more
 
     def interrupt(self, number: int) -> None:

@@ -127,6 +127,7 @@ class Range(Spec):
 
     @model_validator(mode="after")
     def _check_ends(self) -> "Range":
+        """Refuse ends in different units or in descending order, and a logarithm of 0 or less."""
         low, unit = _read_quantity(self.low)
         high, high_unit = _read_quantity(self.high)
         if unit != high_unit:
@@ -381,6 +382,7 @@ class OptunaSearch(Search):
             seed = Streams(self.seed).word(f"search/{line}", len(results)) % 2**32
             # the constant liar keeps the proposals of one call apart, which have no results yet
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        # of a trial, Optuna knows the count of better trials, which it minimises
         study, distributions = _to_optuna(space, results, sampler)
         trials = []
         for _ in range(count):

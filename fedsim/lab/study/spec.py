@@ -153,6 +153,7 @@ Base = Annotated[dict[str, object], _AsInScenario(or_path=True)]
 
 
 def _refuse_equal(grid: dict[str, list[object]]) -> dict[str, list[object]]:
+    """Return a grid unchanged; refuse seeds, empty lists, and lists with a value twice."""
     if "seed" in grid:
         raise ValueError(
             "'seed' is no key of a grid; the study's 'seeds' are what runs are repeated with"
@@ -361,6 +362,7 @@ class StudySpec(Spec):
     def _check_names(
         cls, tables_by_name: dict[str, object], info: ValidationInfo
     ) -> dict[str, object]:
+        """Refuse names that are blank or too long, and variants with a seed of their own."""
         are_variants = info.field_name == "variants"
         noun = "a variant's name" if are_variants else "a name"
         most = _LONGEST_VARIANT if are_variants else _LONGEST_NAME
@@ -392,6 +394,7 @@ class StudySpec(Spec):
 
     @model_validator(mode="after")
     def _check_used_names(self) -> Self:
+        """Refuse names of variants, sizes and the like that the study does not define."""
         if len(set(self.references)) < len(self.references):
             raise ValueError(f"references are {self.references}, which names one of them twice")
         for name in self.references:
@@ -422,6 +425,7 @@ class StudySpec(Spec):
 
     @model_validator(mode="after")
     def _check_sets(self) -> Self:
+        """Refuse sets of changes whose key is neither in a grid nor searched."""
         used_keys = list(itertools.chain.from_iterable(self._grids))
         if self.search is not None:
             for name in self.variants:

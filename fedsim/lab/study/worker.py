@@ -138,7 +138,7 @@ class Worker:
         # that the scenario names
         scenario = Scenario(**tomllib.loads(text))
         job = self._prepare(scenario, folder, state)
-        stop = scenario.strategy.horizon(scenario.stop)
+        stop = scenario.strategy.horizon(scenario.stop)  # for the estimate of the remaining time
         rounds = 0
         last_news = time.perf_counter()  # real time of the last message
 
