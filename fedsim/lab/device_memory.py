@@ -53,8 +53,8 @@ def _lines(run: Run, rooflines: Rooflines) -> Iterator[str]:
         count = int((rooflines.which[:trainable] == kind).sum())
         devices = f"of {count} devices of kind {run.capacity.names[kind]!r}"
         memory = show_bytes(rooflines.kinds[kind].training_memory)
-        needed = show_bytes(shortage.needed_bytes)
-        devices_and_memory = f"{devices} have {memory} for a training that takes {needed}"
+        needed_memory = show_bytes(shortage.needed_bytes)
+        devices_and_memory = f"{devices} have {memory} for a training that takes {needed_memory}"
         if shortage.with_fewer_layers:
             least = min(shortage.layer_counts)
             most = max(shortage.layer_counts)

@@ -229,8 +229,8 @@ class PlannedLinks(LinkedTensors):
             else:
                 small_bytes += array.nbytes
         # a run removes the oldest checkpoint only after it has written the new one
-        kept = self._saves[-_KEPT_SAVES:]
-        self._saves = [*kept, (files, small_bytes)]
+        earlier_saves = self._saves[-_KEPT_SAVES:]
+        self._saves = [*earlier_saves, (files, small_bytes)]
         self.peak_bytes = max(self.peak_bytes, _distinct_bytes(self._saves))
         self.end_bytes = _distinct_bytes(self._saves[-_KEPT_SAVES:])
         self.replace_written(encoder)

@@ -110,13 +110,13 @@ class FileTransfer:
                 reasons.append(f"{url}: {reason}")
             else:
                 return self._part
-        kept = ""
+        hint = ""
         if self.present():
-            kept = (
+            hint = (
                 f". {show_bytes(self.present())} are kept in '{self.folder}', and the same command "
                 "goes on from there"
             )
-        raise DownloadError(f"{self.file.name} cannot be downloaded ({'; '.join(reasons)}){kept}")
+        raise DownloadError(f"{self.file.name} cannot be downloaded ({'; '.join(reasons)}){hint}")
 
     def _fetch(self, url: str) -> None:
         """Download the file from one address, in several attempts if the connection breaks.

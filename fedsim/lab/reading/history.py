@@ -322,9 +322,10 @@ class History:
         starts = np.sort(stays["start"].to_numpy(float))
         ends = np.sort(stays["end"].to_numpy(float))
         times = np.unique(np.concatenate([[0.0], starts, ends[ends < self.end]]))
-        joined = np.searchsorted(starts, times, side="right")
-        left = np.searchsorted(ends, times, side="right")
-        return times, (joined - left).astype(np.int64)
+        # stays that began, and that ended, by each time
+        begun_counts = np.searchsorted(starts, times, side="right")
+        ended_counts = np.searchsorted(ends, times, side="right")
+        return times, (begun_counts - ended_counts).astype(np.int64)
 
 
 def _drop_empty(table: pd.DataFrame) -> pd.DataFrame:
