@@ -81,7 +81,7 @@ def nominal_lines(run: Run) -> list[str]:
     return lines + scenario.stop.notes
 
 
-class _DeviceTimes(NamedTuple):
+class _EstimatedTimes(NamedTuple):
     """Estimated times of devices that have no other traffic or work; float64 [devices] each.
 
     Attributes:
@@ -102,13 +102,13 @@ class _DeviceTimes(NamedTuple):
         return slice(self.devices.start, self.devices.stop, self.devices.step)
 
 
-def _estimate_times(run: Run) -> _DeviceTimes:
+def _estimate_times(run: Run) -> _EstimatedTimes:
     """Return the times of each device, or of every n-th one of a population too large to list."""
     count = run.scenario.population.devices
     stride = 1 if run.lists_all_devices else count // _SAMPLED
     devices = range(0, count, stride)
     down_bytes, up_bytes = _message_bytes(run)
-    return _DeviceTimes(
+    return _EstimatedTimes(
         devices=devices,
         download_s=_transfers_s(run, devices, "down", down_bytes),
         epoch_s=run.population.epochs_s(slice(0, count, stride)),
@@ -126,7 +126,7 @@ def _message_bytes(run: Run) -> tuple[float, float]:
     return envelopes.down.model_bytes + state_bytes, envelopes.up.model_bytes + state_bytes
 
 
-def _size_lines(run: Run, times: _DeviceTimes) -> list[str]:
+def _size_lines(run: Run, times: _EstimatedTimes) -> list[str]:
     """Return text lines on the sizes of the population, the data and the model.
 
     Args:
@@ -246,7 +246,7 @@ def data_lines(run: Run) -> list[str]:
     return [f"data: {'; '.join(facts)}"]
 
 
-def _round_lines(run: Run, params: RoundParams, rounds: int, times: _DeviceTimes) -> list[str]:
+def _round_lines(run: Run, params: RoundParams, rounds: int, times: _EstimatedTimes) -> list[str]:
     """Return two text lines with estimates of the cost of a round, and of all rounds.
 
     Args:

@@ -170,7 +170,13 @@ def _mbit(rate: float) -> float | None:
 
 
 class _AvailabilityChange(NamedTuple):
-    """Time after the run's begin (s) from which a device is online or offline, by the scenario."""
+    """Change of a device's availability in the scenario.
+
+    Attributes:
+        time_s: time after the run's begin (s).
+        device: ID of the device.
+        is_on: whether the device is available from this time on.
+    """
 
     time_s: float
     device: int
@@ -356,10 +362,11 @@ class _Rehearsal:
         return float(read_text(file)) if file.exists() else None
 
     def _availability_changes(self) -> list[_AvailabilityChange]:
-        """Return the times at which devices become online or offline in the scenario, sorted.
+        """Return the times at which devices become available or unavailable, sorted.
 
-        At time 0, only the devices that are offline then have an entry.
+        At time 0, only the devices that are unavailable then have an entry.
         """
+        # of a scenario without a limit of time, the changes of the first day
         end_s = self._scenario.stop.simulated_time or 24 * 3600.0
         columns: Mapping[str, list[float]] = {
             name: values.tolist() for name, values in self._run.availability_columns(end_s).items()
