@@ -384,6 +384,7 @@ class StrategyContract:
         assert reference["status"] == "done", (
             f"the run is {reference['status']}: {reference['stopped']}"
         )
+        # the reference has no other thread; of four threads, each delays its work at random
         for executor in (Threads(1), Delayed(4)):
             summary = run(sections, executor=executor)
             differing = [name for name in FIGURES if summary[name] != reference[name]]

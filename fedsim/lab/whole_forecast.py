@@ -120,12 +120,13 @@ def forecast_whole(
     lines += shared_link_lines(trial.run)
     if not patience_s:
         return WholeForecast(lines)
-    costs = forecast(trial, patience_s)  # fields of ``CostHere`` by name, and the records' size
+    costs = forecast(trial, patience_s)
     if not trial.share:
         lines.append("what a run takes here cannot be told: not one round ended within the trial")
         return WholeForecast(lines)
     real_s = trial.build_s + costs["simulation_s"] + costs["training_s"] + costs["testing_s"]
-    needs, kept_bytes = _needs(trial, costs.pop("records_bytes"))
+    records_bytes = costs.pop("records_bytes")  # all other entries are fields of ``CostHere``
+    needs, kept_bytes = _needs(trial, records_bytes)
     cost = CostHere(
         real_s=real_s,
         build_s=trial.build_s,

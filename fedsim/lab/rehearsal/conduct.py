@@ -242,7 +242,7 @@ class _Rehearsal:
         """
         server, devices = links_of(self._scenario, self._run)
         network = stack.enter_context(Namespaces(server, devices))
-        for name in network.names:
+        for name in network.names:  # for their removal, even if this process is killed
             processes.guard_namespace(name)
         if network.has_latency:
             processes.start("latency", network.delaying(), self._env)

@@ -240,11 +240,12 @@ def _write_mlflow(client: "MlflowClient", run: Export) -> None:
     for earlier in client.search_runs([experiment], f"tags.`fedsim.key` = '{run.key}'"):
         client.delete_run(earlier.info.run_id)
     figures = run.figures
+    # texts become tags, and numbers metrics
     texts = {name: value for name, value in figures.items() if isinstance(value, str)}
     tags = {"fedsim.key": run.key, **texts}
     created = client.create_run(experiment, start_time=0, run_name=run.name, tags=tags)
     run_id = created.info.run_id
-    end_ms = round(run.run.summary["simulated_s"] * 1000)
+    end_ms = round(run.run.summary["simulated_s"] * 1000)  # MLflow takes times in ms
     metrics = []
     for time, step, scalars in run.scalars():
         for tag, value in scalars.items():

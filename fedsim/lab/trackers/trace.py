@@ -86,7 +86,7 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
         *_messages(activities),
         *_edge_servers(activities),
     ]
-    # a lane is labelled only if it has an entry; lanes of devices, servers and hosts are groups
+    # ``_DEVICES``, ``_EDGES`` and so on are groups of lanes; only lanes with entries have labels
     devices = _find_lanes(_DEVICES, entries)
     edges = _find_lanes(_EDGES, entries)
     yield _label("process_name", _SERVER, 0, f"server ({run.summary['strategy']})")
