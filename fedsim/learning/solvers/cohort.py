@@ -131,19 +131,19 @@ class Cohort(Reference):
         return solved
 
     def solve_all(self, trainings: Sequence[tuple[LocalSolve, Descent]]) -> list[Solved]:
-        results: dict[int, Solved] = {}
-        stacks: dict[StackKind, list[int]] = {}
+        results: dict[int, Solved] = {}  # by position in ``trainings``
+        positions_of_kind: dict[StackKind, list[int]] = {}  # trainings that can share a stack
         for position, (solve, descent) in enumerate(trainings):
             kind = self._kind_of(solve, descent)
             if solve.batches.steps and kind.width in self.stackable_widths:
-                stacks.setdefault(kind, []).append(position)
+                positions_of_kind.setdefault(kind, []).append(position)
             else:
                 results[position] = super().solve(solve, descent)
-        for kind, positions in stacks.items():
+        for kind, positions in positions_of_kind.items():
             for begin in range(0, len(positions), self.lanes):
-                chunk = positions[begin : begin + self.lanes]
-                solved = self._solve_stack(kind, [trainings[position] for position in chunk])
-                results.update(zip(chunk, solved, strict=True))
+                stacked = positions[begin : begin + self.lanes]
+                solved = self._solve_stack(kind, [trainings[position] for position in stacked])
+                results.update(zip(stacked, solved, strict=True))
         return [results[position] for position in range(len(trainings))]
 
     def _solve_stack(
@@ -194,12 +194,13 @@ class Cohort(Reference):
         constant = None
         if kind.has_constant:
             constants = [solve.constant(descent) for solve, descent in trainings]
+            # ``kind.has_constant`` holds for all trainings, so that none is left out
             constant = self._stack_models([value for value in constants if value is not None])
         with self.stack(copied_module, kind, solves) as stack:
             stack.load(self._stack_models([solve.weights for solve, _ in trainings]), constant)
             loss_sums = stack.descend(plan, x, y, self._lane_steps(kind, training_of_lane))
             weights = _models_of(stack.weights(), [solve for solve, _ in trainings])
-        results = []
+        results = []  # of the lanes that do not repeat a training
         host_loss_sums = to_host(loss_sums).tolist()
         for lane, (solve, _) in enumerate(trainings):
             results.append(Solved(weights[lane], solve.batches.mean_loss(host_loss_sums[lane])))
@@ -299,19 +300,22 @@ class Cohort(Reference):
             which the module was applied last.
         """
         contrasts = [solve.contrast for solve in solves if solve.contrast is not None]
+
+        def represent(weights: FlatModel, x: Tensor) -> Tensor:
+            self._apply(copied_module, weights, x)  # for the inputs that are recorded on the way
+            return representations.take_all()
+
         by_received = []
         by_previous = []
         for solve, contrast in zip(solves, contrasts, strict=True):
-            self._apply(copied_module, solve.weights, solve.x)
-            by_received.append(representations.take_all())
-            self._apply(copied_module, contrast.previous, solve.x)
-            by_previous.append(representations.take_all())
+            by_received.append(represent(solve.weights, solve.x))
+            by_previous.append(represent(contrast.previous, solve.x))
         received = torch.cat(by_received)
         previous = torch.cat(by_previous)
         term = contrasts[0]  # weight and temperature are equal in all lanes
 
         def contrast_of(rows: Tensor) -> Tensor:
-            current = representations.take_last()
+            current = representations.take_last()  # of the forward pass of the step in progress
             return term.weight * contrastive_terms(
                 current, received[rows], previous[rows], term.temperature
             )
@@ -346,21 +350,39 @@ class Cohort(Reference):
             plain = Reference.solve(self, first_step, descent)
         except FedsimError:
             raise
-        except Exception as error:
+        except Exception as error:  # torch raises many types for what it cannot stack
             lines = str(error).strip().splitlines() or [""]
             return f"torch cannot stack it ({type(error).__name__}: {lines[0]})"
         self.one_by_one = tuple(operations)
         if not lanes_agree:
             return "the last bits of its gradients depend on the place in a stack"
+        reason = self._compare_with_plain(first_step, stacked[0], plain)
+        if not reason:
+            self.stackable_widths.add(kind.width)
+        return reason
+
+    def _compare_with_plain(self, step: LocalSolve, stacked: Solved, plain: Solved) -> str:
+        """Compare the result of a stack with the result of plain torch for the same SGD step.
+
+        The norm of their difference may be a small share of the step's change of the weights, as
+        the two add up in different orders.
+
+        Args:
+            step: the inputs of the step.
+            stacked: the result of a stack.
+            plain: the result of ``Reference``.
+
+        Returns:
+            The reason why the stack is wrong; "" if the results agree.
+        """
         plain_weights = on_host(plain.weights)
-        change = float(np.linalg.norm(plain_weights - on_host(solve.weights)))
-        difference = float(np.linalg.norm(plain_weights - on_host(stacked[0].weights)))
+        change = float(np.linalg.norm(plain_weights - on_host(step.weights)))
+        difference = float(np.linalg.norm(plain_weights - on_host(stacked.weights)))
         tolerance = _TOLERANCE_BF16 if self.in_bf16 else _TOLERANCE
         if difference > tolerance * change:
             return (
                 f"a step differs from plain torch by {difference:.2g}, of a change of {change:.2g}"
             )
-        self.stackable_widths.add(kind.width)
         return ""
 
     def _find_state_obstacle(self) -> str:
@@ -383,12 +405,12 @@ class Cohort(Reference):
             step: the inputs of a training of a single step.
             descent: the rule of the step.
         """
-        draw = np.random.default_rng(0)
+        generator = np.random.default_rng(0)
         steep_descent = replace(descent, lr=_STEEP_LR)
         start = on_host(step.weights)
         trainings = []
         for lane in range(self.lanes):
-            noise = draw.normal(0.0, _NOISE, len(start))
+            noise = generator.normal(0.0, _NOISE, len(start))
             weights = (start + noise).astype(start.dtype)
             trainings.append((replace(step, weights=weights, key=lane), steep_descent))
         expected = self.train_stack(self.watch.fresh(), kind, trainings)
@@ -396,8 +418,9 @@ class Cohort(Reference):
         # some lanes further left, and its results are shifted back.
         for shift in {1, self.lanes // 2}:
             shifted = trainings[shift:] + trainings[:shift]
-            results = self.train_stack(self.watch.fresh(), kind, shifted)
-            if not _are_equal(expected, results[-shift:] + results[:-shift]):
+            shifted_results = self.train_stack(self.watch.fresh(), kind, shifted)
+            results = shifted_results[-shift:] + shifted_results[:-shift]
+            if not _are_equal(expected, results):
                 return False
         return True
 
@@ -434,7 +457,7 @@ class CohortByTrainer(Cohort, ByTrainer):
 
     def _kind_of(self, solve: LocalSolve, descent: Descent) -> StackKind:
         session = TrainingSession(descent.lr)
-        if self._trainer.has_schedule:
+        if self._trainer.has_schedule:  # the steps depend on round and counts of steps, too
             task = solve.task
             batches = solve.batches
             session = TrainingSession(
@@ -508,13 +531,13 @@ def _noted_operations() -> Iterator[list[str]]:
     _warn_of_operations(warns=True)
     try:
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always")  # else only the first of equal warnings is recorded
             yield names
     finally:
         _warn_of_operations(warns=False)
     for warning in caught:
         text = str(warning.message)
-        if text.startswith(_FALLBACK_WARNING):
+        if text.startswith(_FALLBACK_WARNING):  # its next word is the operation's name
             name = text.removeprefix(_FALLBACK_WARNING).split()[0].removesuffix(".")
             if name not in names:
                 names.append(name)

@@ -40,7 +40,7 @@ from fedsim.learning.solvers.watched import ModuleCopy, Watch, run_user_code
 
 # values in the samples of one forward pass, so that activations stay in the cache
 _APPLIED_AT_ONCE = 1 << 16
-_ALIGNED = 16  # samples in a forward pass are a multiple of this, to end at a cache line's end
+_GROUP = 16  # count of samples whose float32 values always fill whole cache lines (64 bytes)
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 _REPEATED_STEPS = 3  # first steps that each thread trains twice, to compare the results
 _TEST_KEY = 0x7E57  # key of random draws in tests, equal for all models and devices
@@ -205,7 +205,8 @@ class Reference(Solver):
         Returns:
             The outputs, [n, ...].
         """
-        # draws cannot be keyed in inference mode
+        # ``KeyedDraws`` seeds each of torch's random operations by a key. In inference mode it gets
+        # a layer such as ``nn.LSTM`` as one operation, whose inner draws it cannot seed.
         mode = torch.no_grad if self.keyed["testing"] else torch.inference_mode
         with mode():
             return self._apply(copied_module, weights, x)
@@ -341,9 +342,11 @@ class Reference(Solver):
             The outputs, [n, ...].
         """
         module = copied_module.module
-        values_per_sample = max(1, math.prod(x.shape[1:]))
-        aligned_groups = _APPLIED_AT_ONCE // values_per_sample // _ALIGNED
-        block_size = _ALIGNED * max(1, aligned_groups)
+        # A block has whole groups of samples, so that the next block begins at a cache line. The
+        # last bits of a product depend on the alignment of its memory.
+        values_per_group = _GROUP * max(1, math.prod(x.shape[1:]))
+        groups_per_block = max(1, _APPLIED_AT_ONCE // values_per_group)
+        block_size = _GROUP * groups_per_block
         outputs = []
         with self._testing(copied_module, weights) as draws:
             for number, block in enumerate(torch.split(x, block_size)):

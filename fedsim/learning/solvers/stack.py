@@ -22,25 +22,28 @@ from fedsim.learning.solvers.watched import ModuleCopy
 class LanePlan:
     """Batches of several devices' trainings that are computed together, padded to one shape.
 
-    A lane is one training of the stack. There are S steps, W lanes, and b samples in a batch.
+    A lane is one training of the stack. There are S steps, W lanes, and b samples in a batch. S is
+    the count of steps of the longest training. A shorter training is inactive in the last steps.
 
     Attributes:
         rows: indices among the samples of all lanes, int64 [S, W * b]; entries that pad a batch
             repeat the first sample of their lane.
         mask: 1 for a sample of the batch, 0 for padding; float [S, W, b].
-        counts: count of samples in each batch, at least 1; float [S, W].
+        sizes: count of samples in each batch, at least 1; float [S, W].
         is_active: whether a lane takes the step, bool [S, W].
-        counts_loss: whether the loss of a step counts for the training loss, bool [S, W].
-        keys: key of each lane's dropout masks, int64 [S, W].
-        all_active: for each step, whether all lanes take it.
+        in_last_epoch: whether a lane takes the step in its last epoch, whose losses make up the
+            training loss; bool [S, W].
+        dropout_keys: key of each lane's dropout masks, int64 [S, W].
+        all_active: for each step, whether all lanes take it; bools on the host, which the loop over
+            steps reads without waiting for the torch device.
     """
 
     rows: Tensor
     mask: Tensor
-    counts: Tensor
+    sizes: Tensor
     is_active: Tensor
-    counts_loss: Tensor
-    keys: Tensor
+    in_last_epoch: Tensor
+    dropout_keys: Tensor
     all_active: tuple[bool, ...]
 
     @property
@@ -61,34 +64,35 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
     shape = (steps, lanes, width)
     rows = np.zeros(shape, dtype=np.int64)
     mask = np.zeros(shape, dtype=np.float32)
-    counts = np.ones(shape[:2], dtype=np.float32)
+    sizes = np.ones(shape[:2], dtype=np.float32)  # 1 after a lane's last step: the loss divides
     is_active = np.zeros(shape[:2], dtype=np.bool_)
-    counts_loss = np.zeros(shape[:2], dtype=np.bool_)
-    keys = np.zeros(shape[:2], dtype=np.int64)
+    in_last_epoch = np.zeros(shape[:2], dtype=np.bool_)
+    dropout_keys = np.zeros(shape[:2], dtype=np.int64)
     first_row = 0  # index of the lane's first sample among the samples of all lanes
     for lane, solve in enumerate(solves):
         batches = solve.batches
+        lane_steps = batches.steps
         samples = len(solve.y)
         lane_rows = batches.rows[:, :width]
         columns = lane_rows.shape[1]
-        is_sample = lane_rows < samples
+        is_sample = lane_rows < samples  # ``Batches`` pads with the count of samples
         rows[:, lane] = first_row
-        rows[: batches.steps, lane, :columns] = first_row + np.where(is_sample, lane_rows, 0)
-        mask[: batches.steps, lane, :columns] = is_sample
-        counts[: batches.steps, lane] = batches.counts
-        is_active[: batches.steps, lane] = True
-        counts_loss[batches.last_epoch : batches.steps, lane] = True
-        for step in range(batches.steps):
-            keys[step, lane] = step_key(solve.key, step)
+        rows[:lane_steps, lane, :columns] = first_row + np.where(is_sample, lane_rows, 0)
+        mask[:lane_steps, lane, :columns] = is_sample
+        sizes[:lane_steps, lane] = batches.counts
+        is_active[:lane_steps, lane] = True
+        in_last_epoch[batches.last_epoch : lane_steps, lane] = True
+        for step in range(lane_steps):
+            dropout_keys[step, lane] = step_key(solve.key, step)
         first_row += samples
     return LanePlan(
         rows=to_device(rows.reshape(steps, -1), device, shares=True),
         mask=to_device(mask, device, shares=True),
-        counts=to_device(counts, device, shares=True),
+        sizes=to_device(sizes, device, shares=True),
         is_active=to_device(is_active, device, shares=True),
-        counts_loss=to_device(counts_loss, device, shares=True),
-        keys=to_device(keys, device, shares=True),
-        all_active=tuple(bool(lanes.all()) for lanes in is_active),
+        in_last_epoch=to_device(in_last_epoch, device, shares=True),
+        dropout_keys=to_device(dropout_keys, device, shares=True),
+        all_active=tuple(bool(step_is_active.all()) for step_is_active in is_active),
     )
 
 
@@ -148,7 +152,7 @@ class LaneLoss(nn.Module):
         losses = self._losses(outputs, batch.y, **self._options)
         losses = losses.reshape(len(losses), -1)
         total = (losses * batch.mask[:, None]).sum()
-        loss = total / (batch.size * losses.shape[1])
+        loss = total / (batch.size * losses.shape[1])  # a sample may have several losses (tokens)
         if self.contrast is not None:
             loss = loss + (self.contrast(batch.rows) * batch.mask).sum() / batch.size
         return loss, total
@@ -242,7 +246,8 @@ class Stack:
 
     Args:
         losses: computes the loss of one model on its batch.
-        flat: name -> tensor of the module that is trained and sent; only names and shapes are used.
+        flat: name -> tensor of the module that is trained and sent; only the names, shapes, dtypes,
+            and ``requires_grad`` are used.
         descent: the terms of the gradient; ``lr`` and ``momentum`` are not used.
         solver: the solver, which has the names of the kernels, to which the L2 penalty applies.
     """
@@ -254,20 +259,24 @@ class Stack:
         self._descent = descent
         self._flat = flat
         self._sizes = [tensor.numel() for tensor in flat.values()]
-        self._shrinkage: dict[str, float] = {}  # name of each trained tensor -> its shrinkage
+        # name of each trained tensor -> ``Descent.shrinkage``, its factor in its own gradient
+        self._shrinkage: dict[str, float] = {}
+        # ``rules`` sets the learning rate of a frozen tensor to 0. Any rate but 0 shows it.
         for name, rule in rules(replace(descent, lr=1.0), flat).items():
             tensor = flat[name]
-            if tensor.requires_grad and rule.lr:  # a held tensor has the learning rate 0
+            if tensor.requires_grad and rule.lr:
                 is_kernel = name in solver.kernels
                 self._shrinkage[name] = rule.shrinkage(is_kernel=is_kernel, dimensions=tensor.ndim)
-        self._dropout_keys = []  # names of the buffers that hold the keys of dropout
+        self._key_buffers = []  # names of the buffers that hold the keys of dropout
         for name, part in losses.named_modules():
             if isinstance(part, KeyedDropout):
-                self._dropout_keys.append(f"{name}.key")
-        self._tensors: dict[str, Tensor] = {}
-        self._fixed: dict[str, Tensor] = {}
-        self._start: dict[str, Tensor] = {}
-        self._constant: dict[str, Tensor] = {}
+                self._key_buffers.append(f"{name}.key")
+        # name -> tensor of all W models, [W, *shape]; set by ``load``
+        self._trained: dict[str, Tensor] = {}  # changed by each step
+        self._fixed: dict[str, Tensor] = {}  # not trained
+        self._start: dict[str, Tensor] = {}  # before the first step; empty without proximal term
+        self._constant: dict[str, Tensor] = {}  # part of all gradients; empty for 0
+        # the gradients of all models' losses, and the sums of their samples' losses, [W]
         self._gradients = vmap(grad(self._loss, has_aux=True))
 
     def _loss(
@@ -289,7 +298,7 @@ class Stack:
             The loss, and the sum of the samples' losses.
         """
         tensors = {f"module.{name}": tensor for name, tensor in {**fixed, **trained}.items()}
-        buffers = dict.fromkeys(self._dropout_keys, dropout_key)
+        buffers = dict.fromkeys(self._key_buffers, dropout_key)
         loss, total = functional_call(self._losses, {**tensors, **buffers}, (batch,))
         return loss, total
 
@@ -304,10 +313,10 @@ class Stack:
         """
         for name, tensor in self._split(weights).items():
             is_trained = name in self._shrinkage
-            tensors = self._tensors if is_trained else self._fixed
+            tensors = self._trained if is_trained else self._fixed
             tensors[name] = tensor
         if self._descent.mu:
-            self._start = {name: tensor.clone() for name, tensor in self._tensors.items()}
+            self._start = {name: tensor.clone() for name, tensor in self._trained.items()}
         if constant is not None:
             self._constant = self._split(constant)
 
@@ -327,48 +336,51 @@ class Stack:
         """Return the present models of the stack as rows of a matrix; float [models, d]."""
         parts = []
         for name in self._flat:
-            tensor = self._tensors[name] if name in self._tensors else self._fixed[name]
+            tensor = self._trained[name] if name in self._trained else self._fixed[name]
             parts.append(tensor.flatten(1))
         flat = torch.cat(parts, dim=1)
         return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
     def descend(self, plan: LanePlan, x: Tensor, y: Tensor, steps: LaneSteps) -> Tensor:
-        """Carry out all SGD steps of W trainings at once; each is a lane of the stack.
+        """Carry out all SGD steps of several trainings at once; each is a lane of the stack.
 
         The host does not wait for the torch device between steps.
 
         Args:
-            plan: the batches of each lane.
-            x: samples of all lanes, [n, *shape].
+            plan: for each step, the batches of all lanes.
+            x: samples of all lanes, concatenated, [n, *shape].
             y: their targets, [n, ...].
             steps: optimiser that changes the lanes' models by their gradients.
 
         Returns:
-            The sum of the samples' losses in the last epoch, for each lane, float64 [W].
+            The sum of the samples' losses in the last epoch, for each lane, float64 [lanes].
         """
         lanes = plan.is_active.shape[1]
         loss_sums = torch.zeros(lanes, dtype=torch.float64, device=x.device)
-        steps.begin(self._tensors)
+        steps.begin(self._trained)
         for step in range(plan.steps):
-            rows = plan.rows[step]
+            rows = plan.rows[step]  # of all lanes' batches, concatenated
             batch = LaneBatch(
-                _by_lane(x[rows], lanes),
-                _by_lane(y[rows], lanes),
-                plan.mask[step],
-                plan.counts[step],
-                _by_lane(rows, lanes),
+                x=_by_lane(x[rows], lanes),
+                y=_by_lane(y[rows], lanes),
+                mask=plan.mask[step],
+                size=plan.sizes[step],
+                rows=_by_lane(rows, lanes),
             )
-            gradients, step_sums = self._gradients(
-                self._tensors, self._fixed, plan.keys[step], batch
+            gradients, lane_sums = self._gradients(
+                self._trained, self._fixed, plan.dropout_keys[step], batch
             )
+            # a lane whose training has fewer steps than others keeps its weights
             active = None if plan.all_active[step] else plan.is_active[step]
-            steps.take(self._tensors, self._add_terms(gradients), active)
+            steps.take(self._trained, self._add_terms(gradients), active)
             # ``torch.where`` would copy a 0.0 to the device in each step; ``masked_fill`` does not
-            loss_sums += step_sums.masked_fill(~plan.counts_loss[step], 0.0).double()
+            loss_sums += lane_sums.masked_fill(~plan.in_last_epoch[step], 0.0).double()
         return loss_sums
 
     def _add_terms(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return clipped gradients plus the gradients of L2 penalty, proximal and linear term.
+
+        The proximal term's gradient is mu w - mu start. Its part mu w is in the shrinkage.
 
         Args:
             gradients: name -> gradient of the loss for all models, [W, *shape].
@@ -379,7 +391,7 @@ class Stack:
         complete = {}
         for name, gradient in gradients.items():
             if self._shrinkage[name]:
-                gradient = gradient.add(self._tensors[name], alpha=self._shrinkage[name])
+                gradient = gradient.add(self._trained[name], alpha=self._shrinkage[name])
             if descent.mu:
                 gradient = gradient.sub(self._start[name], alpha=descent.mu)
             if name in self._constant:
