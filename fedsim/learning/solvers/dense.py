@@ -41,7 +41,8 @@ Array = TypeVar("Array", NDArray[np.floating], Tensor)
 
 # float32 values in a cache line; rows are padded to a multiple of it, for vector registers
 _LINE = 16
-# count of outputs above which transposed coefficients A (``FirstLayer.is_transposed``) are faster
+# count of outputs of the first layer above which sample space is faster if the samples' coefficients
+# A, in W = a W_0 + b C + A^T X, are stored with samples before outputs (``is_transposed``)
 _FEW_OUTPUTS = 32
 
 
@@ -88,10 +89,10 @@ def _parameter(
         constants: for each matrix, the part of its gradient that is equal in all steps; None for 0.
         descent: the rule of an SGD step.
         dtype: dtype of the stacks.
-        in_fours: whether rows are padded to a multiple of four.
+        in_fours: whether rows are padded to a multiple of four, as the loops need for kernels.
 
     Returns:
-        Stacks of shape [matrices, rows, columns].
+        Stacks of shape [matrices, rows, columns]; a stack that the rule does not need has no rows.
     """
     rows = max((array.shape[0] for array in arrays), default=0)
     columns = max((array.shape[1] for array in arrays), default=0)
@@ -138,6 +139,7 @@ def _in_weight_space(
     constants = None if constant is None else [constant]
     stacks = _parameter([kernel], constants, descent, kernel.dtype)
     trained = Parameter(*(stack[0] for stack in stacks))
+    # empty, as only sample space has them
     no_products = kernel[None, :0]
     no_shares = kernel[:0]
     first_layer = FirstLayer(samples, trained, no_products, no_shares, is_transposed=False)
@@ -168,15 +170,14 @@ def _in_sample_space(
     outputs, inputs = kernel.shape
     count = len(solve.x)
     steps = solve.batches.steps
-    columns = _round_up(count, _LINE)
-    is_transposed = outputs > _FEW_OUTPUTS
+    padded_count = _round_up(count, _LINE)
     # The samples are copied to torch's memory, which is aligned, because the last bits of a product
     # depend on alignment.
     samples = start.new_empty(count, inputs)
     samples.copy_(solve.x.reshape(count, inputs))
-    gram = start.new_zeros(count, columns)
+    gram = start.new_zeros(count, padded_count)  # X X^T
     torch.mm(samples, samples.t(), out=gram[:, :count])
-    bases = [start]
+    bases = [start]  # W_0 (and C)
     # Two parts of the gradient are equal in all steps. One is C. The other is -mu W_0 of the
     # proximal term mu (W - W_0); its part mu W is in the shrinkage.
     shares = [_shares(descent, steps, initial_share=1.0, gradient_factor=-descent.mu)]
@@ -187,8 +188,9 @@ def _in_sample_space(
     for base, base_products in zip(bases, products, strict=True):
         # this order is faster than the product ``samples @ base.t()``
         base_products.copy_(torch.mm(base, samples.t()).t())
-    shape = (columns, outputs) if is_transposed else (_round_up(outputs, 4), columns)
-    coefficients = start.new_zeros(shape)
+    is_transposed = outputs > _FEW_OUTPUTS
+    shape = (padded_count, outputs) if is_transposed else (_round_up(outputs, 4), padded_count)
+    coefficients = start.new_zeros(shape)  # A
     weight = coefficients.numpy()
     without_rows = weight[:0]
     velocity = np.zeros_like(weight) if descent.momentum else without_rows
@@ -199,7 +201,7 @@ def _in_sample_space(
 
     def write_kernel() -> None:
         # W = a W_0 + A^T X + b C, with the a and b after the last step. ``start`` is W_0 before
-        # these lines, and W after them.
+        # these lines, and W after them, in the memory of ``kernel``.
         transposed = coefficients[:count].t() if is_transposed else coefficients[:outputs, :count]
         start.addmm_(transposed, samples, beta=shares[0][-1])
         for base, base_shares in zip(bases[1:], shares[1:], strict=True):
@@ -226,7 +228,7 @@ def _shares(
         ``steps + 1`` shares.
     """
     shrinkage = descent.shrinkage(is_kernel=True)
-    if not (shrinkage or descent.momentum):
+    if not (shrinkage or descent.momentum):  # all steps are equal
         step_length = descent.lr * gradient_factor
         return [initial_share - step_length * step for step in range(steps + 1)]
     share = initial_share
@@ -243,7 +245,7 @@ def _shares(
 def prepare(dtype: torch.dtype) -> None:
     """Compile the training loops for a dtype, or load their machine code, before they are used.
 
-    Later calls for the same dtype do nothing.
+    A training of one step on one sample compiles them. Later calls for the same dtype do nothing.
     """
     batches = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0)
     weights = torch.zeros(4, dtype=dtype).numpy()
@@ -341,6 +343,7 @@ def train_by_products(
         The mean loss over the last epoch; NaN if there are no steps.
     """
     layers = list(split(weights, sizes))
+    # of the first layer's kernel, its bias, the second layer's kernel, ...
     parameter_steps = _parameter_steps(layers, sizes, solve, descent)
     batches = solve.batches
     x = solve.x.reshape(len(solve.x), -1).to(weights.dtype)
@@ -357,8 +360,9 @@ def train_by_products(
         labels = solve.y[batch][:, None]
         if step >= batches.last_epoch:
             loss_sum -= float(log_probabilities.gather(1, labels).sum(dtype=torch.float64))
-        # error: gradient of the mean loss by a layer's outputs; by the logits it is
-        # (probabilities - one-hot labels) / count, in the memory of the log-probabilities
+        # ``error`` is the gradient of the mean loss with respect to a layer's outputs. For the last
+        # layer, whose outputs are the logits, it is (probabilities - one-hot labels) / count. It is
+        # computed in place, and overwrites the log-probabilities.
         minus_one = log_probabilities.new_full((count, 1), -1.0)
         error = log_probabilities.exp_().scatter_add_(1, labels, minus_one).div_(count)
         for layer in range(len(layers) - 1, 0, -1):
@@ -380,6 +384,8 @@ def _parameter_steps(
     descent: Descent,
 ) -> list[ParameterStep]:
     """Return an object for each kernel and bias that takes its SGD steps, in the model's order.
+
+    This is the order of the flat model: each layer's kernel, then its bias.
 
     Args:
         layers: each layer's kernel, [outputs, inputs], and bias, [outputs], as views of the model.
@@ -408,12 +414,12 @@ Method = Literal["weight space", "sample space", "products"]
 Torch's matrix products cost more per call.
 """
 
-_PRODUCT_SPEED = 2.5  # multiplications per second in matrix products, relative to the loops
-# costs, in multiplications of the loops
+_PRODUCT_SPEED = 2.5  # multiplications per second in torch's matrix products, relative to the loops
+# Costs. The unit is the time of one multiplication in the compiled loops.
 _LOOP_UPDATE_COST = 2  # update of one weight of a kernel, in the loops
 _PRODUCT_UPDATE_COST = 20  # update of one weight of a kernel, by products
-_GRAM_COST = 1_000_000  # preparation of sample space
-_PRODUCT_STEP_COST = 2_000_000  # calls of torch in one step of products
+_SAMPLE_SPACE_COST = 1_000_000  # preparation of sample space, in addition to its multiplications
+_PRODUCT_STEP_COST = 2_000_000  # all calls of torch in one step, in addition to multiplications
 _COPY_COST = 48  # copy of one value of a sample
 # count of samples in one product of a forward pass of ``outputs``, in whole cache lines
 _APPLIED_AT_ONCE = 256
@@ -441,11 +447,12 @@ class Dense(Solver):
     ) -> None:
         layers = [layer for _, layer in architecture.trained()]
         tensors = architecture.tensors
-        kernels = {name for name, shape in tensors if len(shape) == 2}
+        kernels = {name for name, shape in tensors if len(shape) == 2}  # biases have one dimension
         super().__init__(torch.device("cpu"), tensors, kernels)
         self.dtype = dtype
         self._fixed_method = method
         self._architecture = architecture
+        # count of features, then the count of outputs of each layer
         self.sizes = [layers[0].inputs, *(layer.outputs for layer in layers)]
         self._parameters = architecture.parameters
         prepare(dtype)
@@ -459,9 +466,9 @@ class Dense(Solver):
 
         ``weight space`` and ``sample space`` are compiled loops, which represent the first layer by
         its kernel or by coefficients of the device's samples. ``products`` are torch's matrix
-        products. The constants of the estimate were fitted to the times of 165 trainings of
-        different shapes on one core. The choice depends only on the arguments, so that results do
-        not depend on other devices.
+        products. The estimate counts multiplications, in the time that one takes in the loops. Its
+        constants were fitted to the times of 165 trainings of different shapes on one core. The
+        choice depends only on the arguments, so that results do not depend on other devices.
 
         Args:
             samples: count of the device's samples.
@@ -475,24 +482,25 @@ class Dense(Solver):
             return self._fixed_method
         inputs, outputs = self.sizes[:2]
         width = min(width, samples)
-        # one step of all layers but the first: forward pass, backward pass, gradient, and update
+        # cost of one step of all layers but the first, in the loops: for each weight and sample a
+        # multiplication in the forward pass, the backward pass, and the gradient
         later_weights = sum(below * above for below, above in pairwise(self.sizes[1:]))
-        later_layers = later_weights * (3 * width + _LOOP_UPDATE_COST)
-        # one step of the first layer, which has no backward pass
-        first_in_weight_space = inputs * outputs * (2 * width + _LOOP_UPDATE_COST)
-        first_in_sample_space = samples * outputs * (width + _LOOP_UPDATE_COST)
-        # before and after the steps in sample space: X X^T, W_0 X^T, and A^T X
-        sample_space_setup = (
-            _GRAM_COST + samples * inputs * (samples + 2 * outputs) / _PRODUCT_SPEED
+        later_cost = later_weights * (3 * width + _LOOP_UPDATE_COST)
+        # cost of one step of the first layer, which has no backward pass
+        first_cost_in_weight_space = inputs * outputs * (2 * width + _LOOP_UPDATE_COST)
+        first_cost_in_sample_space = samples * outputs * (width + _LOOP_UPDATE_COST)
+        # cost before and after the steps in sample space: X X^T, W_0 X^T, and A^T X, by torch
+        sample_space_cost = (
+            _SAMPLE_SPACE_COST + samples * inputs * (samples + 2 * outputs) / _PRODUCT_SPEED
         )
-        # one step of all layers by torch
-        products_step = _PRODUCT_STEP_COST + self._parameters * (
+        # cost of one step of all layers by torch's matrix products
+        products_cost = _PRODUCT_STEP_COST + self._parameters * (
             2 * width / _PRODUCT_SPEED + _PRODUCT_UPDATE_COST
         )
         costs: dict[Method, float] = {
-            "weight space": steps * (first_in_weight_space + later_layers),
-            "sample space": sample_space_setup + steps * (first_in_sample_space + later_layers),
-            "products": samples * inputs * _COPY_COST + steps * products_step,
+            "weight space": steps * (first_cost_in_weight_space + later_cost),
+            "sample space": sample_space_cost + steps * (first_cost_in_sample_space + later_cost),
+            "products": samples * inputs * _COPY_COST + steps * products_cost,
         }
         return min(costs, key=lambda method: costs[method])
 
@@ -500,8 +508,8 @@ class Dense(Solver):
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         batches = solve.batches
         method = self.choose_method(len(solve.x), batches.rows.shape[1], batches.steps)
-        flat = self._flat([solve.weights])[0]
-        if method == "products" or descent.held:
+        flat = self._flat([solve.weights])[0]  # a copy, which is trained in place
+        if method == "products" or descent.held:  # the loops cannot freeze weights
             return Solved(flat.numpy(), train_by_products(flat, self.sizes, solve, descent))
         if not batches.steps:
             return Solved(flat.numpy(), float("nan"))
@@ -512,6 +520,7 @@ class Dense(Solver):
     @torch.inference_mode()
     def outputs_each(self, weights: Sequence[FlatModel], xs: Sequence[Tensor]) -> list[Tensor]:
         longest = max(len(x) for x in xs)
+        # the samples of all models, padded to one count: [models, longest, features]
         samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)
         for model_samples, x in zip(samples, xs, strict=True):
             model_samples[: len(x)] = x.reshape(len(x), -1)
@@ -527,11 +536,12 @@ class Dense(Solver):
     def outputs(self, weights: FlatModel, x: Tensor) -> Tensor:
         layers = []
         for kernel, bias in split(self._flat([weights]), self.sizes):
+            # clones begin at aligned memory, on which the last bits of products depend
             layers.append((kernel[0].clone(), bias[0, :, None].clone()))
         samples = x.reshape(len(x), self.sizes[0]).to(self.dtype)
         logits = []
-        for piece in torch.split(samples, _APPLIED_AT_ONCE):
-            hidden = piece.t()  # features before samples, as in ``outputs_each``
+        for block in torch.split(samples, _APPLIED_AT_ONCE):
+            hidden = block.t()  # features before samples, as in ``outputs_each``
             for layer, (kernel, bias) in enumerate(layers):
                 if layer:
                     hidden.relu_()

@@ -51,19 +51,23 @@ def descend(
     columns = first_layer.features.shape[1] if first_layer.is_transposed else 0
     # Working memory, overwritten in each step. The arrays are variables of this function and no
     # fields of a tuple, as numba counts references at each access to a field.
+    # outputs of each layer, before the ReLU; ``_rectify`` makes them the inputs of the next layer
     outputs = np.zeros((last + 1, samples, widest), dtype)
     # gradients with respect to the layers' outputs; adjacent layers use different arrays
     errors = np.zeros((2, samples, widest), dtype)
     scratch = np.empty((samples, columns), dtype)
-    integers = np.arange(max(samples, widest, columns))  # 0, 1, 2, ..., of sufficient length
+    # 0, 1, 2, ..., of sufficient length: indices for products of all rows of an array in order
+    integers = np.arange(max(samples, widest, columns))
     batch = np.arange(samples)
     loss_sum = 0.0
     for step in range(len(plan.counts)):
+        # the indices of the batch's samples, padded with its first sample to a multiple of four
         count = plan.counts[step]
         padded = round_up_to_fours(count)
         for rank in range(padded):
             batch[rank] = plan.rows[step, rank if rank < count else 0]
 
+        # forward pass
         bias = biases.weight
         _pass_first_layer(
             first_layer, step, batch[:padded], bias[0], sizes[0], scratch, integers, outputs[0]
@@ -83,6 +87,7 @@ def descend(
         if step >= plan.last_epoch:
             loss_sum += batch_loss
 
+        # backward pass, in which each layer passes the error on before its own step
         for layer in range(last, 0, -1):
             kernel_of_layer = _layer_of(kernels, layer - 1)
             hidden = outputs[layer - 1]
@@ -95,6 +100,7 @@ def descend(
             descend_kernel(kernel_of_layer, sizes[layer], hidden, integers[:padded], error, rule)
             descend_bias(_layer_of(biases, layer), sizes[layer], count, error, rule)
             error = error_below
+        # the first layer, whose inputs need no gradient
         if first_layer.products.shape[1]:  # training in sample space
             descend_coefficients(first_layer, batch[:count], sizes[0], error, rule)
         else:
@@ -133,13 +139,18 @@ def _pass_first_layer(
 ) -> None:
     """Write the first layer's outputs for a batch, before its ReLU, into ``out``.
 
+    The outputs are features[batch] kernel^T + bias. In weight space this is all. In sample space
+    the features are inner products of samples and the kernel is the samples' coefficients A, so
+    that the products of the batch with a W_0 + b C are added.
+
     Args:
         first_layer: the first layer.
         step: index of the step.
-        batch: indices of the samples, int64 [b].
+        batch: indices of the samples, int64 [b], padded to a multiple of four.
         bias: the layer's bias, [1, outputs].
         outputs: count of outputs.
-        scratch: working memory, [b or more, c], if ``first_layer.is_transposed``.
+        scratch: working memory, [b or more, c], if ``first_layer.is_transposed``; receives the
+            features of the batch.
         integers: 0, 1, 2, ..., of sufficient length.
         out: receives the outputs, [b or more, outputs or more].
     """

@@ -31,6 +31,14 @@ def inner_products(
     """Compute a dense layer's outputs for a batch, and write them into ``out``.
 
     out[rank, output] becomes <features[batch[rank]], kernel[output]> + bias[0, output].
+
+    Args:
+        features: the layer's inputs for all samples, [n, inputs].
+        batch: indices of the batch's samples, int64 [b], b a multiple of four.
+        kernel: [outputs or more, inputs].
+        bias: [1, outputs or more].
+        outputs: count of outputs.
+        out: receives the outputs, [b or more, outputs or more].
     """
     for begin in range(0, len(batch), _BLOCK):
         for output in range(outputs):
@@ -62,8 +70,16 @@ def add_products(
 ) -> None:
     """Add the product of two matrices to ``target``, in place, four rows at a time.
 
-    To each row, scale x sum_k factors[k, row] sources[positions[k]] is added. The counts of rows
-    and positions are multiples of four. Only the first ``columns`` columns are used.
+    To each row of ``target``, scale x sum_k factors[k, row] sources[positions[k]] is added.
+
+    Args:
+        target: [rows or more, columns or more].
+        rows: count of rows, a multiple of four.
+        columns: count of columns of ``target`` and ``sources`` that are used.
+        sources: the right factor, of which some rows are used, [n, columns or more].
+        positions: indices of rows of ``sources``, int64 [k], k a multiple of four.
+        factors: the left factor, transposed, [k, rows or more].
+        scale: factor of the product.
     """
     for begin in range(0, len(positions), _BLOCK):
         for row in range(0, rows, 4):

@@ -21,8 +21,16 @@ def descend_kernel(
 ) -> None:
     """Change a layer's kernel by one SGD step, in place.
 
-    Its gradient is error^T features[batch], where ``error`` is the gradient with respect to the
-    layer's outputs, [b, outputs], and ``features`` are the layer's inputs.
+    The gradient of the loss is error^T features[batch].
+
+    Args:
+        kernel: the kernel, [outputs padded to fours, inputs].
+        outputs: count of outputs.
+        features: the layer's inputs for all samples, [n, inputs].
+        batch: indices of the batch's samples, int64 [b], padded to a multiple of four.
+        error: gradient of the loss with respect to the layer's outputs, [b, outputs]; 0 for samples
+            that pad the batch.
+        rule: the rule of an SGD step.
     """
     target, scale = _apply_terms(kernel, rule, rule.kernel_shrinkage, rule.mu)
     add_products(target, outputs, target.shape[1], features, batch, error, scale)
@@ -39,6 +47,13 @@ def descend_coefficients(
     coefficients A. The gradient of A is ``error``, the gradient with respect to the layer's
     outputs, for the samples of the batch, and 0 for all other samples. The proximal term pulls A
     to 0.
+
+    Args:
+        first_layer: the first layer, in sample space.
+        batch: indices of the batch's samples, int64 [b], without padding.
+        outputs: count of outputs.
+        error: gradient of the loss with respect to the layer's outputs, [b or more, outputs].
+        rule: the rule of an SGD step.
     """
     # A starts at 0, so that the shrinkage is the whole proximal term, and no pull to the start is
     # added. The difference is a 0 with the dtype of mu.
@@ -58,8 +73,14 @@ def descend_coefficients(
 def descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, rule: Rule) -> None:
     """Change a layer's bias by one SGD step, in place.
 
-    Its gradient is the sum of ``error``, the gradient with respect to the layer's outputs, over the
-    batch.
+    Its gradient is the sum of ``error`` over the batch.
+
+    Args:
+        bias: the bias, [1, outputs].
+        outputs: count of outputs.
+        count: count of samples in the batch, without padding.
+        error: gradient of the loss with respect to the layer's outputs, [count or more, outputs].
+        rule: the rule of an SGD step.
     """
     target, scale = _apply_terms(bias, rule, rule.bias_shrinkage, rule.mu)
     for rank in range(count):
@@ -74,17 +95,18 @@ def _apply_terms(
 ) -> tuple[AnyFloats, np.floating]:
     """Apply all terms of an SGD step to a parameter except the gradient of the loss, in place.
 
-    The terms are momentum, shrinkage, the proximal term and the constant.
+    The terms are momentum, shrinkage, the proximal term and the constant. With momentum they go
+    into the velocity, which ``_subtract_velocity`` subtracts later; without it, into the weights.
 
     Args:
         parameter: the parameter.
         rule: the rule of an SGD step.
-        shrinkage: factor of the weights in the gradient.
-        mu: factor of the start in the gradient.
+        shrinkage: factor of the weights in the gradient; includes the proximal term's mu.
+        mu: factor of the start, which is subtracted from the gradient.
 
     Returns:
         The array (velocity or weights) to which the loss's gradient must be added, and the factor
-        of the gradient.
+        of the gradient: 1 for the velocity, -lr for the weights.
     """
     weight, velocity, start, constant = parameter
     rows, columns = weight.shape
