@@ -40,6 +40,7 @@ class KeyedDraws(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.drawn = False
         self._key = 0
+        # torch device -> generator that ``seed`` seeds; made at the device's first draw
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def seed(self, key: int) -> None:
@@ -64,6 +65,17 @@ class KeyedDraws(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
+        """Carry out an operation; within this context torch calls this method for each of them.
+
+        An operation that draws random numbers gets the keyed generator, unless the module passes a
+        generator of its own.
+
+        Args:
+            func: the operation.
+            types: not used.
+            args: positional arguments of the operation.
+            kwargs: keyword arguments of the operation.
+        """
         kwargs = kwargs or {}
         if not _draws_numbers(func):
             return func(*args, **kwargs)
@@ -76,7 +88,7 @@ class KeyedDraws(TorchDispatchMode):
             generator = args[position] if position < len(args) else kwargs.get("generator")
             if generator is not None:  # a generator that the module has passed
                 return func(*args, **kwargs)
-            args = args[:position]
+            args = args[:position]  # without a None by position, as the generator is passed by name
         keyed_kwargs = dict(kwargs)
         keyed_kwargs["generator"] = self._generator(_device_of(args, kwargs))
         return variant(*args, **keyed_kwargs)

@@ -97,19 +97,14 @@ class Learning(Learner):
         self._shape = shape
         self._classes = classes
         self._root = root
-        self._architecture: Architecture | None = None
+        self._architecture: Architecture | None = None  # of fedsim's own layers; None for a module
         if isinstance(model, Layered):
             self._architecture = model.architecture(shape, classes)
-        if self.parameters > _MOST_PARAMETERS:
-            raise ScenarioError(
-                f"model.kind is {model.kind!r}, which has {self.parameters} parameters for "
-                f"samples of shape {shape} and "
-                f"{classes} classes; allowed are at most {_MOST_PARAMETERS}, or any number "
-                'with learning = "off"'
-            )
+        self._refuse_huge_model()
         device = torch_device(training.device)
         if len(simulation.executor.gpus) > 1:
             refuse_different_gpus()
+        # cross-entropy is built into the solvers, of which ``Dense`` has its gradient in closed form
         losses = None if self._objective.is_plain else self._objective.losses
         template = self._template(model)
         rule = training.sgd
@@ -136,8 +131,19 @@ class Learning(Learner):
             int(self.parameters),
             training.memory,
         )
+        # each worker gets these objects once, and requests only refer to them
         for shared in (all_samples, samples, self._models, self._solver, self._work):
             simulation.executor.place(shared)
+
+    def _refuse_huge_model(self) -> None:
+        """Raise ``ScenarioError`` if the model has too many parameters for several copies."""
+        if self.parameters > _MOST_PARAMETERS:
+            raise ScenarioError(
+                f"model.kind is {self._model.kind!r}, which has {self.parameters} parameters for "
+                f"samples of shape {self._shape} and "
+                f"{self._classes} classes; allowed are at most {_MOST_PARAMETERS}, or any number "
+                'with learning = "off"'
+            )
 
     def _template(self, model: TorchModel) -> Architecture | nn.Module:
         """Return the model from which the solver is built, which computes trainings and tests.
@@ -170,6 +176,7 @@ class Learning(Learner):
         if len(largest.train) < 2:
             return
         shard = replace(largest, train=largest.train[:SAMPLES])
+        # both are of one seed, so that only an unseeded draw makes them differ
         first = self._module_weights(0)
         second = self._module_weights(0)
         if first.tobytes() != second.tobytes():
@@ -195,6 +202,7 @@ class Learning(Learner):
         batching = self._training.batching
         for shard in sorted(data.shards, key=lambda shard: -len(shard.train)):
             samples = len(shard.train)
+            # of ``draw_batches``: with ``last_batch = "merge"`` the last batch is the largest
             width = max(batch_width(samples, batching.size), batching.last_size(samples))
             if not samples or width in tried_widths:
                 continue
@@ -396,7 +404,7 @@ class Learning(Learner):
                 yield self._solver, self._objective, *stores, tested, chunk_shards
 
         results = await self._computing.submit_all(evaluate_each, requests(), models=chunk_size)
-        owner = np.repeat(order, sizes[order])
+        owner = np.repeat(order, sizes[order])  # of each result: the position of its model
         return evaluation_of(self._objective, devices, owner, results)
 
     def train(
@@ -481,13 +489,13 @@ class Learning(Learner):
                 of the module is used.
         """
         model = self._model
-        ids = () if index is None else (0, index)
+        draw = 0 if index is None else index
         # torch's seeds are signed, so that only 63 of the 64 bits can be used
-        seed = self._streams.word(_INIT, *ids) >> 1
+        seed = self._streams.word(_INIT, count=draw) >> 1
         module = model.plain_module(self._shape, self._classes, seed)
         if self._architecture is not None and index is not None:
             load_weights(list(module.parameters()), self._draw_weights(self._architecture, index))
-        adapters_seed = self._streams.word(_ADAPTERS, *ids) >> 1
+        adapters_seed = self._streams.word(_ADAPTERS, count=draw) >> 1
         adapt_and_freeze(module, model.lora, model.train, adapters_seed)
         if model.file is not None:
             fill_module(module, model.file, self._root)

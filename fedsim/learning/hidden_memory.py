@@ -171,10 +171,10 @@ class _SharedMemory:
     def __init__(self, parts: Iterable[nn.Module]) -> None:
         self.values: dict[str, object] = {}
         self.caches: dict[str, functools._lru_cache_wrapper[Any]] = {}
-        self._visited: set[int] = set()
-        self._functions: list[types.FunctionType] = []
+        self._visited: set[int] = set()  # hashes of visited values (``_visit``)
+        self._functions: list[types.FunctionType] = []  # to be followed
         classes = chain.from_iterable(_user_classes(type(part)) for part in parts)
-        self._classes = list(dict.fromkeys(classes))
+        self._classes = list(dict.fromkeys(classes))  # to be followed, each once
         while self._classes or self._functions:
             if self._classes:
                 self._follow_class(self._classes.pop())
@@ -192,7 +192,7 @@ class _SharedMemory:
             if isinstance(value, functools._lru_cache_wrapper):
                 self.caches[name] = value
             elif not functions and not key.startswith("__") and not hasattr(value, "__get__"):
-                self.values[name] = value
+                self.values[name] = value  # data: neither code nor a descriptor
 
     def _follow_function(self, function: types.FunctionType) -> None:
         """Add the globals and the closure that a function uses to ``values``."""
@@ -359,11 +359,15 @@ class _Reader:
         self._visited: set[int] = set()
 
     def token(self, value: object, depth: int = 0) -> Token:
-        """Convert an object, which lies within ``depth`` nested objects, to a comparable value."""
+        """Convert an object, which lies within ``depth`` nested objects, to a comparable value.
+
+        Numbers, texts, tensors and arrays are converted at each occurrence. All other objects are
+        converted once, by ``_convert``, because they may contain each other.
+        """
         if value is None or isinstance(value, bool | int | str | bytes | type | types.ModuleType):
             return type(value), value
         if isinstance(value, float | complex):
-            return type(value), repr(value)
+            return type(value), repr(value)  # as NaN differs from NaN
         if id(value) in self._skipped_ids:
             return _OF_MODEL
         if isinstance(value, Tensor):
@@ -382,6 +386,7 @@ class _Reader:
             value: the object, such as a container, a function or a random generator.
             depth: count of nested objects around the objects that ``value`` contains.
         """
+        # containers: their entries, and the attributes that a subclass may have
         if isinstance(value, Mapping):
             return self._items(value, depth), self._of_object(value, depth)
         if isinstance(value, list | tuple | deque):
@@ -389,6 +394,7 @@ class _Reader:
         if isinstance(value, set | frozenset):
             entries = sorted(str(self.token(entry, depth)) for entry in value)
             return len(value), entries, self._of_object(value, depth)
+        # random generators: their states
         if isinstance(value, torch.Generator):
             return value.get_state().numpy().tobytes()
         if isinstance(value, np.random.Generator):
@@ -397,6 +403,7 @@ class _Reader:
             return pickle.dumps(value.get_state())
         if isinstance(value, random.Random):
             return hash(value.getstate())
+        # references and functions: the objects to which they refer, except by weak references
         if isinstance(value, types.CellType):
             return self.token(_content(value), depth)
         if isinstance(value, weakref.ReferenceType):
@@ -407,8 +414,9 @@ class _Reader:
             return self._entries([value.__func__, value.__self__], depth)
         if isinstance(value, types.FunctionType):
             return self._of_function(value, depth)
+        # iterators: how far they have come
         if isinstance(value, types.GeneratorType):
-            frame = value.gi_frame
+            frame = value.gi_frame  # None after the generator's end
             return None if frame is None else (frame.f_lasti, self._items(frame.f_locals, depth))
         if type(value).__module__ == "itertools":
             return repr(value)

@@ -158,7 +158,9 @@ def _prepare_for_copies(module: nn.Module) -> None:
         for key, buffer in part.named_buffers(recurse=False):
             if buffer.requires_grad:
                 part._buffers[key] = buffer.detach()
-            if is_number(buffer) and not torch.isfinite(buffer).all():  # for example a mask of -inf
+            if is_number(buffer) and not torch.isfinite(buffer).all():
+                # For example a mask of -inf. With it in the flat model, each update would count as
+                # diverged and be left out. ``trained_tensors`` takes persistent buffers only.
                 part._non_persistent_buffers_set.add(key)
         for hook in part._forward_pre_hooks.values():
             if isinstance(hook, WeightNorm):  # torch cannot copy the attribute that it computes
@@ -523,7 +525,8 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
         buffers = [key for key, _ in part.named_buffers(recurse=False)]
         fixed = {key for key in buffers if _join(name, key) not in trained}
         if type(part) in _BATCH_NORMS and fixed.intersection(STATISTICS):
-            fixed.update(STATISTICS)  # evaluation mode, set by the hook, fixes both
+            # only evaluation mode stops a norm from changing a statistic, and it stops both
+            fixed.update(STATISTICS)
             part.register_forward_pre_hook(_set_to_evaluation)
         setattr(part, _FIXED_BUFFERS, frozenset(fixed))
     if not any(parameter.requires_grad for parameter in module.parameters()):

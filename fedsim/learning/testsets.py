@@ -72,10 +72,11 @@ class Block:
             return self._images
         samples = self.samples
         pool = samples.data.pool
-        turns, index = np.divmod(self._numbers, len(pool.y))
+        turns, index = np.divmod(self._numbers, len(pool.y))  # of each image
         dtype = torch.int64 if pool.vocabulary else torch.float32
         images = torch.empty(len(turns), *pool.shape, device=samples.device, dtype=dtype)
         no_samples = np.empty(0, dtype=np.int32)
+        # a shard has one rotation, so there is a shard for each count of quarter turns
         for turn in np.unique(turns).tolist():  # ascending, as the images are sorted by turns
             shard = Shard(no_samples, index[turns == turn].astype(np.int32), quarter_turns=turn)
             x, _ = samples.test(shard)
@@ -177,9 +178,10 @@ class TestSets:
         shards = [self.shard(device) for device in devices]
         turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
         sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
+        # of each sample, device by device: the position of its shard, and its index in the pool
         owner = np.repeat(np.arange(len(shards)), sizes)
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
-        # an image is a sample after a number of quarter turns
+        # an image is a sample of the pool after a number of quarter turns
         image_ids = index + turns[owner] * len(pool.y)
         images, image_of_sample = np.unique(image_ids, return_inverse=True)
         order = np.argsort(image_of_sample, kind="stable")
@@ -187,7 +189,8 @@ class TestSets:
         y = _map_labels(targets[index], owner, shards)
         image_bytes = 4 * self._image_numbers * len(images)
         keeps_images = image_bytes <= _KEPT_BYTES
-        # 8 bytes for each device, for each image ID, and for each of four numbers of a sample
+        # 8 bytes for each device, for each image ID, and for each of four numbers of a sample:
+        # owner, order, image within its block, and target
         size = 8 * (len(devices) + len(images) + 4 * len(y))
         if keeps_images:
             size += image_bytes
@@ -222,11 +225,13 @@ class TestSets:
         """
         width = max(1, _BLOCK_NUMBERS // self._image_numbers)  # images in a block
         starts = range(0, len(images), width)
-        ends = np.searchsorted(image_of_sample, starts[1:])
-        indices = np.split(image_of_sample % width, ends)
-        parts = np.split(targets, ends)
+        ends = np.searchsorted(image_of_sample, starts[1:])  # of the samples of each block
+        images_in_block = np.split(image_of_sample % width, ends)
+        targets_of_block = np.split(targets, ends)
         blocks = []
-        for start, block_image, block_targets in zip(starts, indices, parts, strict=False):
+        # not strict, as ``np.split`` returns one part if there are no images and so no blocks
+        parts = zip(starts, images_in_block, targets_of_block, strict=False)
+        for start, block_image, block_targets in parts:
             block = Block(self.samples, images[start : start + width], keeps_images)
             blocks.append(BlockSamples(block, block_image, block_targets))
         return blocks
@@ -317,13 +322,14 @@ def evaluate_each(
 def _results_of(
     objective: Objective, outputs: Tensor, targets: Tensor, losses: Tensor
 ) -> SampleResults:
-    counts = objective.asked(targets).reshape(len(targets), -1)
+    # [samples, answers], such as the tokens of a sequence
+    is_counted = objective.asked(targets).reshape(len(targets), -1)
     is_equal = (objective.answers(outputs) == targets).reshape(len(targets), -1)
-    correct = is_equal & counts
+    is_correct = is_equal & is_counted
     facts = {}
     for metric in objective.figures:
         facts[metric.name] = to_host(metric.keep(outputs, targets).double())
-    scores = [losses.double(), correct.sum(1).double(), counts.sum(1).double()]
+    scores = [losses.double(), is_correct.sum(1).double(), is_counted.sum(1).double()]
     return SampleResults(to_host(torch.stack(scores, dim=1)), facts)
 
 
@@ -357,11 +363,12 @@ def evaluation_of(
     def sum_by_device(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.bincount(owner, numbers, len(devices)).astype(np.float64)
 
-    loss_sum = sum_by_device(losses * counts)
+    loss_sum = sum_by_device(losses * counts)  # a sample's loss is the mean over its answers
     correct = None
     if objective.has_accuracy:
         correct = sum_by_device(correct_answers).astype(np.int64)
     count = sum_by_device(counts).astype(np.int64)
+    # the values of each device's samples, for metrics that are no sums, such as F1
     by_device = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=len(devices)))[:-1]
     device_facts = {name: np.split(values[by_device], ends) for name, values in facts.items()}

@@ -340,6 +340,7 @@ class FederatedData:
 
         The samples keep the rotation and the label map of their device's shard.
         """
+        # shard and pool indices: the training samples of all devices, then all test samples
         parts = [(shard, shard.train) for shard in self.shards]
         parts += [(shard, shard.test) for shard in self.shards]
         index = np.concatenate([part_index for _, part_index in parts])
@@ -499,7 +500,7 @@ def pooled(
     x = np.concatenate([raw.x_train, raw.x_test])
     y = np.concatenate([raw.y_train, raw.y_test])
     pool = Pool(x, y, raw.classes, vocabulary=raw.vocabulary)
-    if column is not None:
+    if column is not None:  # the column's values divide the samples; a model still predicts y
         values, labels = np.unique(_column_of(raw, column), return_inverse=True)
         labels = labels.astype(np.int64)
         pool = replace(pool, y=labels, classes=len(values), targets=y, outputs=raw.classes)

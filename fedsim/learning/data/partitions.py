@@ -253,6 +253,7 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
     dealt = []
     owner = []
     for counts, class_index in zip(test_counts.T, test_by_class, strict=True):
+        # all test samples of the class, or none if no device trains on the class
         dealt.append(generator.permutation(class_index)[: counts.sum()])
         owner.append(np.repeat(np.arange(devices), counts))
     return gather(np.concatenate(owner), np.concatenate(dealt), devices)

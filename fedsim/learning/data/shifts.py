@@ -163,12 +163,13 @@ class Shift(Spec):
             return sizes
         trial_data = replace(data, truth=data.initial_truth)  # a copy without the shifts so far
         devices = np.arange(len(data.shards))
+        changes_before_training = knows_candidates and self.at.has_round(0)
         for occasion in range(self._count_occasions(rounds, end)):
             changed_sizes = {}
             for change in self.apply(trial_data, occasion, devices, streams):
                 changed_sizes[change.device] = len(trial_data.current(change.device).train)
-            if occasion == 0 and self.at.has_round(0) and knows_candidates:
-                sizes[0].update(changed_sizes)  # the first training comes after this occasion
+            if occasion == 0 and changes_before_training:
+                sizes[0].update(changed_sizes)  # no device trains with the count before the change
             else:
                 sizes.append(changed_sizes)
         return sizes
