@@ -176,7 +176,7 @@ class ModelComputing:
         Returns:
             For each model its weights, or its future result if a worker computes it.
         """
-        results: dict[int, ResultOf | Weights | ComputedWeights] = {}
+        results: dict[int, ResultOf | Weights | ComputedWeights] = {}  # by position in ``refs``
         trained: list[int] = []  # positions of the models that are results of trainings
         for position, ref in enumerate(refs):
             if isinstance(ref.recipe, Trained):
@@ -261,10 +261,11 @@ class ModelComputing:
     # room for all models; with less room, ``Stream`` computes them one by one
 
     async def _compute_waves(self, waves: Waves) -> None:
+        """Compute waves of models in order; all models of a wave have recipes of one type."""
         for wave in waves:
             first = wave[0]  # the only model, if it is an initial model or a mix
             recipe = first.recipe
-            recipes = [ref.recipe for ref in wave]
+            recipes = [ref.recipe for ref in wave]  # which the models drop once they are computed
             if isinstance(recipe, Trained):
                 await self._train(wave)
             elif isinstance(recipe, Best):
@@ -301,17 +302,18 @@ class ModelComputing:
             ref.choose(objectives)
 
     async def _apply(self, refs: Sequence[Ref]) -> None:
-        pending = []
+        """Compute results of functions of models, on the workers if a function must be called."""
+        called = []
         calls = []
         for ref in refs:
-            call = self._prepare_call(ref)
-            if isinstance(call, FunctionCall):
-                pending.append(ref)
-                calls.append(call)
+            call_or_weights = self._prepare_call(ref)
+            if isinstance(call_or_weights, FunctionCall):
+                called.append(ref)
+                calls.append(call_or_weights)
             else:
-                ref.settle(call)
+                ref.settle(call_or_weights)
         values = await self._submit_chunks(carry_out_all, calls)
-        for ref, value in zip(pending, values, strict=True):
+        for ref, value in zip(called, values, strict=True):
             ref.settle(value)
 
     def _prepare_call(self, ref: Ref) -> FunctionCall | Weights | ResidentWeights:
@@ -328,7 +330,7 @@ class ModelComputing:
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
         models = list(recipe.models)
-        if recipe.size is None:
+        if recipe.size is None:  # a function with a size gets all models, as ``taken`` needs them
             models = self._filter_finite(ref, models)
         is_incomplete = len(models) < len(recipe.models)
         if not models or (is_incomplete and not recipe.leave_out):
@@ -378,6 +380,7 @@ class ModelComputing:
         """
         if order is None:
             order = range(len(items))
+        # the least multiple of ``at_once`` that makes at most ``most_requests`` chunks
         most_requests = _REQUESTS_PER_WORKER * self._simulation.executor.workers
         least_size = max(1, math.ceil(len(items) / most_requests))
         chunk_size = math.ceil(least_size / at_once) * at_once
@@ -405,7 +408,7 @@ class ModelComputing:
         """
         results = []
         pending: deque[Future[Any]] = deque()
-        always_allowed = WAITING * self.workers
+        always_allowed = WAITING * self.workers  # so many keep all workers busy
         for request in requests:
             pending.append(self._simulation.submit(function, *request))
             del request  # so that its models can be freed before the next request is made

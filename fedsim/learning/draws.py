@@ -124,7 +124,7 @@ class KeyedDraws(TorchDispatchMode):
         Raises:
             ScenarioError: the draw is in a backward pass.
         """
-        if torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1:  # -1 outside of a backward pass
             raise ScenarioError(
                 "the module of model.factory draws random numbers in its backward pass, as "
                 "gradient checkpointing makes it; "

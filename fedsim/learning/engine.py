@@ -241,7 +241,7 @@ class Learning(Learner):
                 failing_devices.append(device)
         if not failing_devices:
             return
-        first = failing_devices[0]
+        first = failing_devices[0]  # the advice is for this device
         batching = self._batching_of(first)
         size = sizes[first]
         if size == 1:
@@ -338,6 +338,7 @@ class Learning(Learner):
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
         refs = [ref for ref, _ in models.values()]
         await self._computing.compute(refs, stay=self._computing.has_room(len(refs)))
+        # models that are tested on one device each go into common requests to the workers
         personal: dict[str, tuple[Ref, int]] = {}
         shared: dict[str, tuple[Ref, Sequence[int] | None]] = {}
         for name, (ref, devices) in models.items():

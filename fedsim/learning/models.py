@@ -196,7 +196,7 @@ class PartedModel(Model):
             )
         update: dict[str, Any] = {"lora": self.lora.model_copy(update={"rank": int(size)})}
         if by == "adapters":
-            update["train"] = None
+            update["train"] = None  # the adapters alone are trained
         return self.model_copy(update=update)
 
     def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:

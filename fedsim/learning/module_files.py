@@ -102,7 +102,9 @@ def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
             f"{where} of shape {tuple(array.shape)}, for which the model has one of shape "
             f"{real_shape(tensor)}"
         )
-    if is_number(array) != is_number(tensor) or array.is_complex() > tensor.is_complex():
+    is_of_other_kind = is_number(array) != is_number(tensor)  # only one has integers or bools
+    loses_imaginary_part = array.is_complex() and not tensor.is_complex()
+    if is_of_other_kind or loses_imaginary_part:
         raise DataError(f"{where} of {array.dtype}, for which the model has one of {tensor.dtype}")
     _refuse_not_finite(tensor, array, where)
     converted = array.to(tensor.dtype)

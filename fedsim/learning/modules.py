@@ -480,7 +480,16 @@ class LoRALinear(nn.Linear):
 
 
 def _adapt(module: nn.Module, lora: LoRA) -> nn.Module:
-    """Replace dense layers of a module by layers with adapters, in place, and return the module."""
+    """Replace dense layers of a module by layers with adapters, in place, and return the module.
+
+    Args:
+        module: the module.
+        lora: settings of the adapters; ``where`` has the patterns of the layers' names.
+
+    Raises:
+        ScenarioError: no layer can have an adapter, or a pattern matches none.
+    """
+    # without subclasses, whose forward pass a ``LoRALinear`` would replace
     layers = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
     if not layers:
         kinds = ", ".join(dict.fromkeys(type(part).__name__ for part in module.modules()))
@@ -492,7 +501,7 @@ def _adapt(module: nn.Module, lora: LoRA) -> nn.Module:
     for name, layer in layers.items():
         if name not in adapted:
             continue
-        if not name:
+        if not name:  # the module itself, which has no parent in which it could be replaced
             raise ScenarioError(
                 "model.lora: the model is a torch.nn.Linear; put it into a torch.nn.Sequential"
             )

@@ -369,9 +369,10 @@ class Waves:
     """
 
     def __init__(self, targets: Iterable[Ref]) -> None:
-        self._ready: list[_ReadyModel] = []
+        self._ready: list[_ReadyModel] = []  # a heap
         # uncomputed model -> count of its parents that are not computed
         self._missing_parents: dict[Ref, int] = {}
+        # uncomputed model -> the models of which it is a parent
         self._children: dict[Ref, list[Ref]] = {}
         stack = list(targets)
         while stack:

@@ -63,8 +63,9 @@ class ResidentSamples:
         self.data = data
         self.device = device
         self._given_memory_bytes = memory_bytes  # for copies in other processes
-        self._memory_bytes = memory_bytes
-        self._lock = Lock()
+        self._memory_bytes = memory_bytes  # None until it is first needed
+        self._lock = Lock()  # held while the fields below change
+        # values that determine the content of tensors -> the tensors, used longest ago first
         self._tensors: OrderedDict[_ContentKey, _ResidentTensors] = OrderedDict()
         self._used_bytes = 0
 
@@ -148,6 +149,7 @@ class ResidentSamples:
         Returns:
             The samples, not normalised, [n, *shape], and their targets, [n, ...].
         """
+        # indices and transform determine the content; not the device, as devices exchange data
         index = shard.train if part == "train" else shard.test
         labels = None if shard.label_map is None else shard.label_map.tobytes()
         transform = (shard.quarter_turns, shard.augment_seed, labels, shard.flips)
@@ -181,7 +183,7 @@ class ResidentSamples:
                 return self._tensors[key]
         tensors = send()  # without the lock, as sending takes long
         with self._lock:
-            if key not in self._tensors:
+            if key not in self._tensors:  # another thread may have sent them meanwhile
                 self._tensors[key] = tensors
                 self._used_bytes += _size(tensors)
             while self._used_bytes > (self._memory_bytes or 0.0):

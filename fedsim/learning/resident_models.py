@@ -143,12 +143,13 @@ class ResidentModels:
     ) -> None:
         self.device = device
         self._given_memory_bytes = memory_bytes  # for copies in other processes
-        self._memory_bytes = memory_bytes
+        self._memory_bytes = memory_bytes  # None until it is first needed
         self._keeps_results = keeps_results
-        self._lock = RLock()
+        self._lock = RLock()  # held while the fields below change
+        # serial of a model -> its copy, the one that was used longest ago first
         self._copies: OrderedDict[int, Tensor] = OrderedDict()
-        self._copied_bytes = 0
-        self._computed_bytes = 0
+        self._copied_bytes = 0  # of ``_copies``
+        self._computed_bytes = 0  # of all ``ResidentWeights``, which count it down (``release``)
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(ResidentModels, keeps_results=False), (self.device, self._given_memory_bytes)
@@ -317,7 +318,7 @@ class ResidentModels:
             return
         rows = to_host(torch.stack(list(tensors.values())))
         for (weights, tensor), row in zip(tensors.items(), rows, strict=True):
-            array: Weights = row.copy()
+            array: Weights = row.copy()  # can be freed alone, which a row cannot
             array.setflags(write=False)
             weights.leave(array)
             if copies_stay:
@@ -356,13 +357,13 @@ class ResidentModels:
 
         IEEE 754 requires equal bits. If a torch device has other bits, the host computes all sums.
         """
-        draw = np.random.default_rng(0)
+        generator = np.random.default_rng(0)
         expected = RunningSum(_TRIAL_WEIGHTS)
         total = to_device(expected.total, self.device)
         product = torch.empty_like(total)
-        for coefficient in draw.normal(size=_TRIAL_MODELS).tolist():
-            exponents = draw.integers(-149, 124, _TRIAL_WEIGHTS)  # the range of float32
-            model = np.ldexp(draw.normal(size=_TRIAL_WEIGHTS), exponents).astype(np.float32)
+        for coefficient in generator.normal(size=_TRIAL_MODELS).tolist():
+            exponents = generator.integers(-149, 124, _TRIAL_WEIGHTS)  # the range of float32
+            model = np.ldexp(generator.normal(size=_TRIAL_WEIGHTS), exponents).astype(np.float32)
             expected.add(model, coefficient)
             add_product(total, product, to_device(model, self.device), coefficient)
         is_same = to_host(total).tobytes() == expected.total.tobytes()
@@ -399,9 +400,10 @@ class MixSum:
     def __init__(self, models: ResidentModels, length: int) -> None:
         self._models = models
         self._length = length
+        # The sum lies on the host or on the torch device; all fields are None for an empty sum.
         self._host: RunningSum | None = None
-        self._total: Tensor | None = None
-        self._product: Tensor | None = None
+        self._total: Tensor | None = None  # on the torch device, float64 [d]
+        self._product: Tensor | None = None  # working memory of ``add_product``
 
     def add(self, ref: Ref, coefficient: float) -> None:
         """Add a computed model times its coefficient to the sum."""

@@ -110,6 +110,7 @@ class Scratch:
         self._in_memory: dict[int, _ModelInMemory] = {}  # by id(ref), the first stored first
         self._substitutes: dict[int, StoredTensor] = {}  # id(ref) -> its substitute
         self._file: list[int] = []  # file descriptor; empty until the file is open
+        # not at the exit of Python, at which the system closes the file anyway
         weakref.finalize(self, _close, self._file).atexit = False
         self._end = 0  # size of the file (bytes)
         self._free_offsets: dict[int, list[int]] = {}  # count of weights -> free offsets

@@ -140,7 +140,7 @@ class ModelNode(Ref):
     spare_recipe: Recipe | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # the node is pickled as a plain ref, as workers do not need recipe, loss and choice
+        # the node is pickled as a plain ref; workers need no recipe, loss, losses and choice (None)
         fields = (self.name, self.serial, None, self.device, self.held, self.finite)
         return Ref, (*fields, None, None, None, self.state)
 
@@ -185,7 +185,7 @@ def build_graph(
         )
         recipes[ref] = recipe
         stack += parents(recipe)
-    replacements: dict[Ref, Ref] = {**nodes, **computed}
+    replacements: dict[Ref, Ref] = {**nodes, **computed}  # in the recipes of the nodes
     for ref, node in nodes.items():
         recipe = with_models_replaced(recipes[ref], replacements)
         node.recipe = recipe
@@ -417,7 +417,7 @@ class Stream:
         recipe = node.recipe
         assert recipe is not None
         calculator.finish(node, result)
-        del result
+        del result  # ``node`` alone has the weights now, and can free them
         self._publish(node, recipe)
         for parent in parents(recipe):
             self._note_use(parent)
@@ -485,10 +485,10 @@ class Stream:
         if original is not None and not isinstance(node.spare_recipe, Best):
             self._scratch.hold(original, _derived_weights(node.spare_recipe))
         node.held = None
-        node.recipe = node.spare_recipe
+        node.recipe = node.spare_recipe  # by which it can be computed again
         node.spare_recipe = None
         if node.state is not None:
-            node.state = {}
+            node.state = {}  # freed; None would say that the model never has a state
         if self._freed_bytes > _RETURNED_BYTES:
             self._freed_bytes = 0
             return_memory()
@@ -542,7 +542,7 @@ class Stream:
             return self._calculator.substitute(recipe.otherwise)
         if not coefficients:
             return self._calculator.nothing()
-        if mix.total is None:
+        if mix.total is None:  # as a part was not finite, and the coefficients are rescaled
             return await self._repeat(node, recipe, mix.finite, coefficients)
         weights = mix.total.result()
         mix.total = None

@@ -176,7 +176,9 @@ class FederatedData:
     truth: NDArray[np.int64] | None = None
     flipping: frozenset[int] = frozenset()
     initial_truth: NDArray[np.int64] | None = field(init=False, repr=False)
+    # version of each device's current data, int64 [devices]
     _versions: NDArray[np.int64] = field(init=False, repr=False)
+    # (device, version from 1 on) -> shard
     _later: dict[tuple[int, int], Shard] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -100,6 +100,7 @@ def draw_batches(
         return _draw_epochs(generator, samples, batching, steps=per_epoch * amount.count)
     if amount.only_batch is None:
         return _draw_epochs(generator, samples, batching, steps=amount.count)
+    # the last of these batches is used in all steps, each of which counts as an epoch
     batches = _draw_epochs(generator, samples, batching, steps=amount.only_batch + 1)
     rows = batches.rows[-1:].repeat(amount.count, axis=0)
     counts = batches.counts[-1:].repeat(amount.count)
@@ -114,8 +115,9 @@ def _draw_epochs(
     per_epoch = max(1, batching.count(samples))
     last_size = batching.last_size(samples)
     epochs = math.ceil(steps / per_epoch)
-    # ``permuted`` draws the same numbers as a call of ``permutation`` for each epoch would
+    # [epochs, samples]; ``permuted`` draws the same numbers as a ``permutation`` for each epoch
     order = generator.permuted(np.tile(np.arange(samples), (epochs, 1)), axis=1)
+    # a last batch with which another one is merged is larger than a full batch
     columns = max(batch_width(samples, batch_size), last_size)
     rows = np.full((epochs, per_epoch, columns), samples, dtype=np.int64)
     in_full_batches = (per_epoch - 1) * batch_size  # samples in all batches but the last
@@ -202,6 +204,7 @@ class ParameterStep:
         self.descent = descent
         self.shrinkage = shrinkage
         self.constant = constant
+        # the proximal term pulls to the start; if there is an anchor, ``constant`` has the rest
         self.start = parameter.detach().clone() if descent.mu else None
         self.velocity = (
             torch.zeros_like(parameter, requires_grad=False) if descent.momentum else None
@@ -252,7 +255,7 @@ class ParameterStep:
         kept_share = 1.0 - descent.lr * self.shrinkage
         if self.start is not None:
             weight.mul_(kept_share).add_(self.start, alpha=descent.lr * descent.mu)
-            kept_share = 1.0
+            kept_share = 1.0  # is applied already
         weight.addmm_(left, right, beta=kept_share, alpha=-descent.lr)
         if self.constant is not None:
             weight.sub_(self.constant, alpha=descent.lr)

@@ -33,7 +33,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
     """
     thread = ctypes.c_ulong(threading.get_ident())
     is_over = False
-    lock = threading.Lock()
+    lock = threading.Lock()  # so that no error is scheduled once the context has ended
 
     def interrupt() -> None:
         with lock:
@@ -85,6 +85,7 @@ class ByTrainer(Reference):
     def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
         if not inputs.batches.steps:
             return Solved(inputs.copied_start(), float("nan"), state=inputs.state or {})
+        # a new copy, as a trainer may leave anything on a module, such as hooks
         copied_module = ModuleCopy(self._template)
         self._repeat_first_steps(inputs, descent)
         states_before = global_states(self.device)
@@ -92,7 +93,7 @@ class ByTrainer(Reference):
             self.training_context(copied_module, inputs, descent) as (trained, context),
             entropy_watched() as draw_places,
         ):
-            for name, rule in rules(descent, trained).items():
+            for name, rule in rules(descent, trained).items():  # the rate of a frozen tensor is 0
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
             outcome = self._call_trainer(copied_module.module, context)
         self._refuse_draws(find_draws(states_before, self.device), draw_places)
@@ -192,12 +193,12 @@ class ByTrainer(Reference):
                 f"tensors: {error}"
             ) from error
         loss = reports.pop("loss", context.train_loss)
-        if self._trainer.stops_early:
+        if self._trainer.stops_early:  # count of batches, and share of samples, that it has taken
             taken = context.data.taken
             counts = context.data.counts
             reports["batches"] = float(taken)
             reports["share"] = sum(counts[:taken]) / sum(counts)
-        if self._trainer.state == "fresh":
+        if self._trainer.state == "fresh":  # ``training.state``: the next training begins without
             state = {}
         return Solved(weights, loss, reports, state)
 

@@ -27,6 +27,14 @@ class LocalData:
     depends only on the device and its task. Before each batch, the iterator sets the key of the
     model's random draws, such as dropout.
 
+    Args:
+        model: the module in training, whose layers of dropout get the keys.
+        solve: the inputs of the training, with its batches and key.
+        x: all samples on the torch device, [n, *shape].
+        y: their labels, [n].
+        lay_out: returns samples in the memory layout in which torch computes the module fastest.
+        draws: context of the module's own random draws; None if it draws none.
+
     Attributes:
         x, y: all samples, [n, *shape], and their labels, [n].
         counts: count of samples in each batch.
@@ -53,6 +61,7 @@ class LocalData:
         self.taken = 0
         self._solve = solve
         self._lay_out = lay_out
+        # indices of the samples of each batch, padded, int64 [steps, width]
         self._rows = to_device(solve.batches.rows, x.device, shares=True)
         self._dropouts = [part for part in model.modules() if isinstance(part, KeyedDropout)]
 
@@ -82,6 +91,16 @@ class LocalData:
 
 class TrainingContext:
     """Inputs of ``Trainer.train`` for one local training: settings, data, and the loss to minimise.
+
+    Args:
+        solve: the inputs of the training.
+        descent: the rule of an SGD step, with learning rate and proximal term.
+        trained: name -> tensor of the module that is trained and sent, in order.
+        losses: a function of outputs and labels that returns the loss of each sample, [b].
+        data: the samples and batches.
+        contrast: returns MOON's contrastive term, a scalar, for the indices of a batch; None for no
+            term.
+        forward: applies a module to a batch.
 
     Attributes:
         device: index of the device.
@@ -123,8 +142,10 @@ class TrainingContext:
         self._trained = trained
         self._losses = losses
         self._contrast = contrast
+        # sum of losses, and count of samples, in the steps of the last epoch so far
         self._loss_sum: Tensor | None = None
         self._loss_count = 0
+        # name -> part of the tensor's gradient that is equal in all steps; empty for 0
         self._constants = parts_of(solve.constant(descent), trained)
 
     @cached_property
@@ -146,7 +167,7 @@ class TrainingContext:
         for name, tensor in self._trained.items():
             if not tensor.requires_grad:
                 continue
-            if name in self._constants:
+            if name in self._constants:  # the gradient of <c, w> is c
                 loss = loss + (as_real(self._constants[name]) * as_real(tensor)).sum()
             if self._descent.mu:
                 distance = as_real(tensor - self.start[name])
@@ -254,13 +275,13 @@ def contrastive_loss(
     """
     representations = Representations(module)
     with torch.no_grad():
-        apply(start)
+        apply(start)  # for the representations that are recorded on the way
         received = representations.take_all()
         apply(contrast.previous)
         previous = representations.take_all()
 
     def loss(batch: Tensor) -> Tensor:
-        current = representations.take_last()
+        current = representations.take_last()  # of the step's forward pass
         terms = contrastive_terms(current, received[batch], previous[batch], contrast.temperature)
         return contrast.weight * terms.mean()
 

@@ -74,12 +74,13 @@ class KeyedDropout(nn.Module):
         if not self.training or self.rate == 0.0:
             return x
         shape = x.shape
-        if self.per_channel:
+        if self.per_channel:  # one number for each sample and channel
             shape = torch.Size([*x.shape[:2], *[1] * (x.ndim - 2)])
+        # a random word for each element: a hash of its index, the key, and the layer's salt
         counter = torch.arange(1, shape.numel() + 1, device=x.device).view(shape)
         word = counter * _COUNTER_INCREMENT + (self.key + self.salt)
         word = _mix(_mix(word) + self.key)
-        uniform = (word >> 40) & 0xFFFFFF  # the upper 24 bits
+        uniform = (word >> 40) & 0xFFFFFF  # the upper 24 bits, uniform in 0 to 2^24 - 1
         mask = uniform >= round(self.rate * (1 << 24))
         scale = 0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate)
         return x * (mask.to(x.dtype) * scale)

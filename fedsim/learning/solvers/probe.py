@@ -82,6 +82,10 @@ def probe(solver: Reference, objective: Objective, x: AnyArray, y: AnyArray) -> 
 
 
 def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> None:
+    """Carry out ``probe`` in the calling thread.
+
+    The order of the checks decides which message a module with several faults gets.
+    """
     use_one_thread()
     solver.watch.is_on = True
     solver.keyed = {"training": True, "testing": True}
@@ -101,7 +105,7 @@ def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> Non
     if draw_places:
         raise ScenarioError(entropy_message(draw_places, _WHERE))
     solver.watch.harmless = harmless
-    solver.keyed = dict(solver.drawn)
+    solver.keyed = dict(solver.drawn)  # intercepting draws is slow, and is only for what draws
 
 
 def _training(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
@@ -194,7 +198,7 @@ def _refuse_outputs(
             f"the loss of {len(y)} samples by the module of model.factory has the shape "
             f"{form}; allowed is [{len(y)}], one loss a sample (reduction='none')"
         )
-    _run_user_code(lambda: objective.answers(outputs) == y)
+    _run_user_code(lambda: objective.answers(outputs) == y)  # raises if they cannot be compared
 
 
 def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
@@ -239,6 +243,7 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
     Raises:
         ScenarioError: the results differ, or a repetition changes memory again.
     """
+    # named by the place of a training in its copy's order: A, A, B and B, A
     first_copy = _fresh_copy(solver)
     second_copy = _fresh_copy(solver)
     first_a = _train(solver, first_copy, a)

@@ -78,12 +78,13 @@ class Reference(Solver):
         self._samples_dtype = dtype or samples_dtype(module)
         self.keyed = {"training": False, "testing": False}
         self.drawn = {"training": False, "testing": False}
+        # the module of which each thread makes its copies
         self._template = with_keyed_dropout(copy_module(module)).to(device, dtype)
         for name, part in self._template.named_modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
                 part.register_forward_pre_hook(partial(_refuse_single, name))
         self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
-        if self._is_image:
+        if self._is_image:  # convolutions are faster with the channels of a pixel side by side
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         _share_buffers_again(module, self._template)
         self.watch = Watch(self._template, device)
@@ -255,7 +256,7 @@ class Reference(Solver):
         with self.training_context(copied_module, solve, descent) as (trained, context):
             steps = self._steps(solve, descent, trained)
             parameters = [step.parameter for step in steps]
-            for x, y in context.data:
+            for x, y in context.data:  # also sets the keys of the step's random draws
                 loss = context.batch_loss(self.forward(module, x), y)
                 gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 with torch.no_grad():
@@ -379,6 +380,7 @@ class Reference(Solver):
         """
         trained = _load(copied_module, weights)
         copied_module.module.eval()
+        # torch's counts of changes in place; a test must leave them as they are
         versions = [tensor._version for tensor in trained.values()]
         draws = KeyedDraws() if self.keyed["testing"] else None
         with nullcontext() if draws is None else draws:

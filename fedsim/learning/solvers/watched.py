@@ -89,9 +89,9 @@ class ModuleCopy:
         original = self.model_tensors[name]
         part_name, _, key = name.rpartition(".")
         part = self.module.get_submodule(part_name)
-        tensor = {**part._parameters, **part._buffers}.get(key)
-        may_replace = not isinstance(original, nn.Parameter)
-        is_allowed = tensor is original or may_replace
+        tensor = {**part._parameters, **part._buffers}.get(key)  # None if it has been removed
+        is_buffer = not isinstance(original, nn.Parameter)
+        is_allowed = tensor is original or is_buffer
         if is_allowed and tensor is not None and tensor.shape == original.shape:
             return tensor.detach()
         replacement = "nothing"
