@@ -104,12 +104,12 @@ class ModelComputing:
         memory_bytes: float | None = None,
     ) -> None:
         self._simulation = simulation
-        self._work = work
-        self._models = models
+        self._work = work  # makes the jobs of trainings and choices, and has their methods
+        self._models = models  # on the torch device
         self._data = data
         self._streams = streams
-        self._initial = initial
-        self.parameters = parameters
+        self._initial = initial  # index of an initial model -> its weights
+        self.parameters = parameters  # count of weights of a model
         self.memory_bytes = scratch.MEMORY_BYTES if memory_bytes is None else memory_bytes
         self.workers = simulation.executor.workers
         self.may_wait = True
@@ -148,7 +148,7 @@ class ModelComputing:
         """Write a record of the simulation about the computation of a model.
 
         If models are computed one by one, ``compute`` writes the record at its end, because the
-        order of records must be that of a computation in waves.
+        order of records must be as in a computation in waves.
 
         Args:
             ref: the model.
@@ -261,7 +261,7 @@ class ModelComputing:
     # room for all models; with less room, ``Stream`` computes them one by one
 
     async def _compute_waves(self, waves: Waves) -> None:
-        """Compute waves of models in order; all models of a wave have recipes of one type."""
+        """Compute waves of models in order; the recipes in a wave are all of the same type."""
         for wave in waves:
             first = wave[0]  # the only model, if it is an initial model or a mix
             recipe = first.recipe
@@ -321,7 +321,7 @@ class ModelComputing:
 
         There are two cases without a call. The first is that the function cannot be applied: no
         model that it needs has finite weights, or one of them is not finite and the recipe does not
-        leave models out. The weights are then those of ``recipe.otherwise``. The second is a
+        leave models out. Then ``recipe.otherwise`` gives the weights. The second is a
         weighted sum with a model on the torch device, which is computed there.
 
         Args:

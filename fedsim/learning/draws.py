@@ -67,8 +67,8 @@ class KeyedDraws(TorchDispatchMode):
     ) -> object:
         """Carry out an operation; within this context torch calls this method for each of them.
 
-        An operation that draws random numbers gets the keyed generator, unless the module passes a
-        generator of its own.
+        An operation that draws random numbers gets the keyed generator, unless the module passes
+        its own generator.
 
         Args:
             func: the operation.

@@ -232,6 +232,7 @@ class Learning(Learner):
         return bool(self._solver.single_sample_obstacle)
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Raise ``ScenarioError`` if a batch has one sample, and the module cannot train on one."""
         reason = self._solver.single_sample_obstacle
         if not reason:
             return
@@ -275,6 +276,7 @@ class Learning(Learner):
         version: int,
         constants: Mapping[str, object],
     ) -> Ref:
+        """Compute values from a device's training samples at once, and return their ref."""
         x, y = self._data.train_samples(self._data.shard(device, version))
         values = np.asarray(function(x, y, **constants), dtype=np.float32).reshape(-1)
         ref = self._name("values", recipe=None, device=device)
@@ -336,6 +338,7 @@ class Learning(Learner):
         return tensors
 
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
+        """Compute models, by name, and test each on the samples of its devices (None for all)."""
         refs = [ref for ref, _ in models.values()]
         await self._computing.compute(refs, stay=self._computing.has_room(len(refs)))
         # models that are tested on one device each go into common requests to the workers
@@ -418,6 +421,7 @@ class Learning(Learner):
         version: int = 0,
         before: Ref | None = None,
     ) -> Ref:
+        """Return the ref of a training, after checking that the trainer applies all its terms."""
         terms = training.terms
         if terms and not self._training.applies_terms:
             raise ScenarioError(

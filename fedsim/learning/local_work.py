@@ -133,8 +133,8 @@ class LocalWork:
     ) -> None:
         self._solver = solver
         self._training = training
-        self._samples = samples
-        self._models = models
+        self._samples = samples  # of all devices, on the solver's torch device
+        self._models = models  # on the solver's torch device, to be trained or tested
         self._streams = streams
 
     def job(self, ref: Ref, data: FederatedData) -> TrainingJob:

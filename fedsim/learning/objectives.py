@@ -181,6 +181,7 @@ class Objective(Spec):
     @field_validator("metrics")
     @classmethod
     def _refuse_unfit_metrics(cls, metrics: list[str]) -> list[str]:
+        """Raise ``ScenarioError`` if a metric is unknown, not for this objective, or not allowed."""
         if not metrics:
             return metrics
         kind = cls.model_fields["kind"].default

@@ -101,12 +101,13 @@ class Scratch:
     """
 
     def __init__(self, memory_bytes: float) -> None:
+        # statistics: written to the file, and greatest size of file, memory, and both together
         self.written_bytes = 0
         self.peak_bytes = 0
         self.most_used_bytes = 0
         self.most_held_bytes = 0
-        self._memory_bytes = memory_bytes
-        self._used = 0  # bytes
+        self._memory_bytes = memory_bytes  # limit of ``_used``
+        self._used = 0  # size of the models in memory (bytes)
         self._in_memory: dict[int, _ModelInMemory] = {}  # by id(ref), the first stored first
         self._substitutes: dict[int, StoredTensor] = {}  # id(ref) -> its substitute
         self._file: list[int] = []  # file descriptor; empty until the file is open

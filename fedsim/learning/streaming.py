@@ -40,8 +40,7 @@ WAITING = 2
 """Results per worker that may be in progress, or ready and not yet used."""
 
 _STEPS_AHEAD = 8  # later steps searched for further work, per result that may be in progress
-# size of freed models after which memory is given back to the system (bytes)
-_RETURNED_BYTES = 1 << 28
+_RETURNED_BYTES = 1 << 28  # freed models after which memory goes back to the system (bytes)
 # Depth of nested mixes from which a sum begins only once all its parts are computed. This bounds
 # the count of unfinished sums in memory.
 _OPEN_SUMS = 3
@@ -253,7 +252,7 @@ class _Planner:
 
         A stack of iterators replaces recursion, as chains of models may be of any length.
         """
-        stack = [iter([_NeededModel(target, depth=0)])]
+        stack = [iter([_NeededModel(target, depth=0)])]  # a model, a model that it needs, ...
         while stack:
             needed = next(stack[-1], None)
             if needed is None:
@@ -377,6 +376,7 @@ class Stream:
             raise
 
     async def _compute_all(self, nodes: Sequence[ModelNode]) -> None:
+        """Compute models, and before them all models that they need, step by step."""
         steps = steps_of(nodes)
         waiting: dict[ModelNode, ResultOf | Weights | ComputedWeights] = {}
         sums: dict[ModelNode, _Sum] = {}
@@ -522,10 +522,9 @@ class Stream:
         self._note_use(part)
 
     async def _finish_mix(self, node: ModelNode, recipe: Mixed, mix: _Sum) -> None:
-        left_out = []
-        for (part, _), is_finite in zip(recipe.parts, mix.finite, strict=True):
-            if not is_finite:
-                left_out.append(part)
+        """Store the result of a mix whose parts are all added, and record the parts left out."""
+        pairs = zip(recipe.parts, mix.finite, strict=True)
+        left_out = [part for (part, _), is_finite in pairs if not is_finite]
         self._calculator.note_left_out(node, left_out)
         node.settle(await self._weights_of(node, recipe, mix))
         if node.state is not None:
@@ -537,6 +536,7 @@ class Stream:
     async def _weights_of(
         self, node: ModelNode, recipe: Mixed, mix: _Sum
     ) -> Weights | ComputedWeights:
+        """Return the weights of a mix whose parts are all added, or their substitute."""
         coefficients = coefficients_of(recipe, mix.finite)
         if coefficients is None:
             return self._calculator.substitute(recipe.otherwise)

@@ -68,6 +68,7 @@ class Block:
         return Block, (self.samples, self._numbers, self._keeps_images)  # images are left out
 
     def __call__(self) -> Tensor:
+        """Return the images as a tensor, rotated and normalised, [block, *shape]."""
         if self._images is not None:
             return self._images
         samples = self.samples

@@ -95,6 +95,7 @@ def _find_wrong_array(raw: Raw) -> str:
 
 
 def _find_wrong_shape(raw: Raw) -> str:
+    """Describe parts without samples, or of unequal length or shape; "" if there are none."""
     if not len(raw.y_train):
         return "a Raw without training samples"
     for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
@@ -111,6 +112,7 @@ def _find_wrong_shape(raw: Raw) -> str:
 
 
 def _find_wrong_label(raw: Raw) -> str:
+    """Describe the first label or token that is out of range; "" if there is none."""
     find_wrong_class = find_outside(least=0, most=raw.classes - 1)
     find_wrong_token = find_outside(least=0, most=raw.vocabulary - 1)
     for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
@@ -172,7 +174,7 @@ def find_wrong_split(
 ) -> str:
     """Check the data that a user's partition has returned, and describe the first mistake.
 
-    The arguments after ``data`` are those of the call of ``Partition.split``.
+    The arguments after ``data`` are the arguments of the call of ``Partition.split``.
 
     Args:
         data: the data of all devices, as the partition has returned them.
@@ -207,7 +209,7 @@ def find_wrong_change(
 ) -> str:
     """Check the changes that a user's shift of data has made, and describe the first mistake.
 
-    The arguments after ``changes`` are those of the call of ``Shift.apply``.
+    The arguments after ``changes`` are the arguments of the call of ``Shift.apply``.
 
     Args:
         changes: the changes that the shift has returned.

@@ -38,13 +38,14 @@ class Occasions(Spec):
 
     @model_validator(mode="after")
     def _require_one_key(self) -> Self:
+        """Raise ``ValueError`` unless exactly one key is given, and a list is ascending."""
         keys = [key for key in type(self).model_fields if getattr(self, key) is not None]
         if len(keys) != 1:
-            given = "none of them is"
+            given_keys = "none of them is"
             if keys:
-                given = f"{' and '.join(keys)} are"
+                given_keys = f"{' and '.join(keys)} are"
             raise ValueError(
-                f"one of 'rounds', 'every_rounds', 'times' and 'every' says when; {given} given"
+                f"one of 'rounds', 'every_rounds', 'times' and 'every' says when; {given_keys} given"
             )
         values = getattr(self, keys[0])
         if isinstance(values, list):
@@ -240,7 +241,7 @@ class SwapAll(Shift):
         exchanges = generator.random(len(pairs)) < self.probability
         for first, second in pairs[exchanges].tolist():
             changes += exchange(data, first, second, data.current(second), data.current(first))
-            if data.truth is not None:
+            if data.truth is not None:  # the true groups go along
                 data.truth[[first, second]] = data.truth[[second, first]]
         return changes
 

@@ -80,6 +80,7 @@ class DataSpec(Spec):
 
     @model_validator(mode="after")
     def _check_source_and_partition(self) -> "DataSpec":
+        """Raise ``ValueError`` if only one of source and partition is ``synthetic``."""
         is_drawn = isinstance(self.source, Synthetic)
         if is_drawn != isinstance(self.partition, SyntheticSizes):
             kinds = (
@@ -177,6 +178,7 @@ class DataSpec(Spec):
         return store.datasets[key]
 
     def _read_dataset(self, source: Source) -> Dataset:
+        """Load the data set of a source, and check its columns and labels."""
         raw = source.load(self.own_folder())
         surplus = source.surplus(raw, self.column)
         if surplus:

@@ -131,6 +131,7 @@ class Cohort(Reference):
         return solved
 
     def solve_all(self, trainings: Sequence[tuple[LocalSolve, Descent]]) -> list[Solved]:
+        """Train in stacks of ``lanes`` models where that gives correct results, else one by one."""
         results: dict[int, Solved] = {}  # by position in ``trainings``
         positions_of_kind: dict[StackKind, list[int]] = {}  # trainings that can share a stack
         for position, (solve, descent) in enumerate(trainings):
@@ -481,12 +482,12 @@ def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
         descent: the rule of its steps.
     """
     columns = solve.batches.rows.shape[1]
+    width = math.ceil(columns / _ALIGNED) * _ALIGNED
+    same_descent = replace(descent, lr=0.0)  # learning rates may differ in a stack
     contrast = None
     if solve.contrast is not None:
         contrast = (solve.contrast.weight, solve.contrast.temperature)
-    has_constant = solve.has_constant(descent)
-    width = math.ceil(columns / _ALIGNED) * _ALIGNED
-    return StackKind(width, replace(descent, lr=0.0), contrast, has_constant)
+    return StackKind(width, same_descent, contrast, solve.has_constant(descent))
 
 
 def _models_of(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:

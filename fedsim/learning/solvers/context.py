@@ -54,13 +54,14 @@ class LocalData:
     ) -> None:
         self.x = x
         self.y = y
-        self._draws = draws
+        self._draws = draws  # context of the module's own draws; None if it draws none
         self.counts: list[int] = solve.batches.counts.tolist()
+        # of the current batch; there is none before the iteration
         self.batch = torch.arange(0, device=x.device)
         self.in_last_epoch = False
-        self.taken = 0
+        self.taken = 0  # count of batches so far
         self._solve = solve
-        self._lay_out = lay_out
+        self._lay_out = lay_out  # changes the layout of samples in memory, for speed
         # indices of the samples of each batch, padded, int64 [steps, width]
         self._rows = to_device(solve.batches.rows, x.device, shares=True)
         self._dropouts = [part for part in model.modules() if isinstance(part, KeyedDropout)]
@@ -131,7 +132,7 @@ class TrainingContext:
         self.round = solve.task.round
         self.epochs = solve.task.epochs
         self.lr = descent.lr
-        self.seed = solve.key & _LOWER_63_BITS
+        self.seed = solve.key & _LOWER_63_BITS  # torch's seeds are signed
         self.state: dict[str, Tensor] = {}
         for name, value in (solve.state or {}).items():
             self.state[name] = to_device(value, data.x.device)
@@ -139,9 +140,9 @@ class TrainingContext:
         self.forward = forward
         self._solve = solve
         self._descent = descent
-        self._trained = trained
-        self._losses = losses
-        self._contrast = contrast
+        self._trained = trained  # name -> tensor of the module that is trained and sent
+        self._losses = losses  # outputs, labels -> loss of each sample
+        self._contrast = contrast  # indices of a batch -> MOON's term of the loss; None for no term
         # sum of losses, and count of samples, in the steps of the last epoch so far
         self._loss_sum: Tensor | None = None
         self._loss_count = 0

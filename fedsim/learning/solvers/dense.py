@@ -245,7 +245,7 @@ def _shares(
 def prepare(dtype: torch.dtype) -> None:
     """Compile the training loops for a dtype, or load their machine code, before they are used.
 
-    A training of one step on one sample compiles them. Later calls for the same dtype do nothing.
+    A training with one step on one sample compiles them. Later calls for the same dtype do nothing.
     """
     batches = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0)
     weights = torch.zeros(4, dtype=dtype).numpy()
@@ -506,6 +506,7 @@ class Dense(Solver):
 
     @torch.inference_mode()
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+        """Train by the method that is fastest for the device's count of samples."""
         batches = solve.batches
         method = self.choose_method(len(solve.x), batches.rows.shape[1], batches.steps)
         flat = self._flat([solve.weights])[0]  # a copy, which is trained in place
@@ -519,6 +520,7 @@ class Dense(Solver):
 
     @torch.inference_mode()
     def outputs_each(self, weights: Sequence[FlatModel], xs: Sequence[Tensor]) -> list[Tensor]:
+        """Apply all models at once, each to its own samples, padded to one count."""
         longest = max(len(x) for x in xs)
         # the samples of all models, padded to one count: [models, longest, features]
         samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)
@@ -534,6 +536,7 @@ class Dense(Solver):
 
     @torch.inference_mode()
     def outputs(self, weights: FlatModel, x: Tensor) -> Tensor:
+        """Apply a model to samples, in blocks that stay in the cache."""
         layers = []
         for kernel, bias in split(self._flat([weights]), self.sizes):
             # clones begin at aligned memory, on which the last bits of products depend

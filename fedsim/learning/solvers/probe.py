@@ -243,7 +243,7 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
     Raises:
         ScenarioError: the results differ, or a repetition changes memory again.
     """
-    # named by the place of a training in its copy's order: A, A, B and B, A
+    # results are named by their training's place in the order of its copy
     first_copy = _fresh_copy(solver)
     second_copy = _fresh_copy(solver)
     first_a = _train(solver, first_copy, a)
@@ -254,7 +254,7 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
     if second_changes:
         raise ScenarioError(changed_memory_message(second_changes, _WHERE))
     last_b = _train(solver, first_copy, b)
-    clear_caches(second_copy.module)
+    clear_caches(second_copy.module)  # both copies share them, and A has filled them
     first_b = _train(solver, second_copy, b)
     changes += _find_changes(second_copy)
     last_a = _train(solver, second_copy, a)

@@ -81,19 +81,19 @@ class Reference(Solver):
         # the module of which each thread makes its copies
         self._template = with_keyed_dropout(copy_module(module)).to(device, dtype)
         for name, part in self._template.named_modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):  # needs two samples in a batch
                 part.register_forward_pre_hook(partial(_refuse_single, name))
         self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._is_image:  # convolutions are faster with the channels of a pixel side by side
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        _share_buffers_again(module, self._template)
+        _share_buffers_again(module, self._template)  # ``to`` has given each its own memory
         self.watch = Watch(self._template, device)
         self._has_loss = hasattr(self._template, "loss")
         self._losses = losses
         tensors = [
             (name, real_shape(tensor)) for name, tensor in trained_tensors(self._template).items()
         ]
-        self.forward: Callable[[nn.Module, Tensor], Tensor] = outputs_of
+        self.forward: Callable[[nn.Module, Tensor], Tensor] = outputs_of  # see ``use_bf16``
         super().__init__(device, tensors, kernels(module))
 
     def use_bf16(self) -> None:

@@ -143,7 +143,7 @@ class LaneLoss(nn.Module):
         self.contrast: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, batch: LaneBatch) -> tuple[Tensor, Tensor]:
-        """Compute the loss of one model of the stack on its own batch.
+        """Compute the loss of a model of the stack on its own batch.
 
         Returns:
             The mean loss with any contrastive term, and the sum of the samples' losses without it.
@@ -245,7 +245,7 @@ class Stack:
     ``load`` sets the models, ``descend`` trains them, and ``weights`` returns them.
 
     Args:
-        losses: computes the loss of one model on its batch.
+        losses: computes the loss of a model on its batch.
         flat: name -> tensor of the module that is trained and sent; only the names, shapes, dtypes,
             and ``requires_grad`` are used.
         descent: the terms of the gradient; ``lr`` and ``momentum`` are not used.
@@ -286,7 +286,7 @@ class Stack:
         dropout_key: Tensor,
         batch: LaneBatch,
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of one model of the stack on its own batch, with any contrastive term.
+        """Return the loss of a model of the stack on its own batch, with any contrastive term.
 
         Args:
             trained: name -> trained tensor of the model.
