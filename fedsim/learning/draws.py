@@ -110,6 +110,7 @@ class KeyedDraws(TorchDispatchMode):
             result: object = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
+        # the global generators get a seed that is itself a keyed draw
         device = self._generator(_device_of(args, kwargs)).device
         gpus = [] if device.type == "cpu" else [device]
         cpu_generator = self._generator(torch.device("cpu"))
@@ -212,7 +213,7 @@ def generators_kept(seed: int | None = None) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             random.seed(seed)
-            np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+            np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  (its seeds have 32 bits)
             torch.default_generator.manual_seed(seed)
         try:
             yield

@@ -104,7 +104,7 @@ class Learning(Learner):
         device = torch_device(training.device)
         if len(simulation.executor.gpus) > 1:
             refuse_different_gpus()
-        # cross-entropy is built into the solvers, of which ``Dense`` has its gradient in closed form
+        # None for cross-entropy, which is built into the solvers (``Dense``: in closed form)
         losses = None if self._objective.is_plain else self._objective.losses
         template = self._template(model)
         rule = training.sgd

@@ -186,7 +186,7 @@ class PartedModel(Model):
         return self.lora is not None or self.train is not None
 
     def cut(self, by: CutBy, size: float) -> Self:
-        """Return the model with adapters of rank ``size``; only these are trained by "adapters"."""
+        """Return the model with adapters of rank ``size``; ``by`` may be "rank" or "adapters"."""
         if by == "width" or self.lora is None:
             return super().cut(by, size)  # raises an error
         if size != int(size) or size > self.lora.rank:

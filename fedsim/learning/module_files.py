@@ -11,6 +11,8 @@ from fedsim.common.files import find_file, reading, require_regular
 from fedsim.common.notes import note
 from fedsim.learning.modules import is_number, real_shape
 
+_MOST_SHOWN = 3  # names of tensors in a note
+
 
 def fill_module(module: nn.Module, path: str, root: Path | None) -> None:
     """Copy the arrays of a ``.safetensors`` file into a module's tensors of the same names.
@@ -76,9 +78,9 @@ def _describe_load(file: Path, loaded: list[str], tensors: list[str]) -> str:
     line = f"model.file '{file.name}' gives {len(loaded)} of the model's {len(tensors)} tensors"
     if not drawn:
         return line
-    names = ", ".join(drawn[:3])
-    if len(drawn) > 3:
-        names += f" and {len(drawn) - 3} more"
+    names = ", ".join(drawn[:_MOST_SHOWN])
+    if len(drawn) > _MOST_SHOWN:
+        names += f" and {len(drawn) - _MOST_SHOWN} more"
     return f"{line}; the file lacks {names}, whose values are drawn"
 
 

@@ -181,7 +181,7 @@ class Objective(Spec):
     @field_validator("metrics")
     @classmethod
     def _refuse_unfit_metrics(cls, metrics: list[str]) -> list[str]:
-        """Raise ``ScenarioError`` if a metric is unknown, not for this objective, or not allowed."""
+        """Raise ``ScenarioError`` if a metric is unknown, not allowed, or of other objectives."""
         if not metrics:
             return metrics
         kind = cls.model_fields["kind"].default
@@ -264,9 +264,10 @@ class Objective(Spec):
         """
         if self.loss is not None:
             return call_by_sample(self.loss, "objective.loss", outputs, targets)
-        counts = self.asked(targets).flatten(1)
+        is_counted = self.asked(targets).flatten(1)  # [n, answers]
         losses = self.each(outputs, targets, **options).flatten(1)
-        return (losses * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
+        # a sample without an answer that counts has the loss 0
+        return (losses * is_counted).sum(dim=1) / is_counted.sum(dim=1).clamp(min=1)
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         """Compute the built-in loss of each answer, such as each token of a sequence; [n, ...].

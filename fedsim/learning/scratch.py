@@ -134,12 +134,12 @@ class Scratch:
         """
         weights = ref.held
         if not isinstance(weights, np.ndarray) or weights.nbytes <= SMALL:
-            return
+            return  # not in memory, or so small that they always stay
         key = id(ref)
         if key in self._in_memory:
             return
         self._used += weights.nbytes
-        reference = weakref.ref(ref, partial(self._forget, key))
+        reference = weakref.ref(ref, partial(self._forget, key))  # called when ``ref`` is deleted
         self._in_memory[key] = _ModelInMemory(reference, weights.nbytes)
         if substitute is not None:
             self._substitutes[key] = substitute

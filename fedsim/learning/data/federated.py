@@ -348,6 +348,7 @@ class FederatedData:
         index = np.concatenate([part_index for _, part_index in parts])
         train_size = int(self.train_sizes().sum())
         if all(shard.quarter_turns == 0 and shard.label_map is None for shard in self.shards):
+            # no sample is transformed
             return FederatedData(self.pool, [Shard(index[:train_size], index[train_size:])])
         # a new pool of transformed samples, as two devices may have a sample in two orientations
         x = np.concatenate([self._rotated(*part) for part in parts])

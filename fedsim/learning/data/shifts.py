@@ -45,7 +45,8 @@ class Occasions(Spec):
             if keys:
                 given_keys = f"{' and '.join(keys)} are"
             raise ValueError(
-                f"one of 'rounds', 'every_rounds', 'times' and 'every' says when; {given_keys} given"
+                "one of 'rounds', 'every_rounds', 'times' and 'every' says when; "
+                f"{given_keys} given"
             )
         values = getattr(self, keys[0])
         if isinstance(values, list):

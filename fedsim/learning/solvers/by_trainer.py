@@ -17,7 +17,7 @@ from fedsim.learning.host_copies import to_host
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import TrainingContext, rules
 from fedsim.learning.solvers.reference import Reference, flat_result
-from fedsim.learning.solvers.watched import ModuleCopy, show_failure
+from fedsim.learning.solvers.watched import MOST_SHOWN, ModuleCopy, show_failure
 from fedsim.learning.spec import Trainer
 
 
@@ -116,8 +116,8 @@ class ByTrainer(Reference):
         if draw_places:
             raise SimulationError(
                 f"{self._label} draws from a generator that nobody seeds, at "
-                f"{', '.join(draw_places[:5])}; allowed is a generator of its own, seeded by "
-                "context.seed"
+                f"{', '.join(draw_places[:MOST_SHOWN])}; allowed is a generator of its own, seeded "
+                "by context.seed"
             )
 
     @property

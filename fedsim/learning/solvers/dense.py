@@ -41,8 +41,8 @@ Array = TypeVar("Array", NDArray[np.floating], Tensor)
 
 # float32 values in a cache line; rows are padded to a multiple of it, for vector registers
 _LINE = 16
-# count of outputs of the first layer above which sample space is faster if the samples' coefficients
-# A, in W = a W_0 + b C + A^T X, are stored with samples before outputs (``is_transposed``)
+# Count of outputs of the first layer above which sample space is faster if the coefficients A of
+# the samples, in W = a W_0 + b C + A^T X, are stored as [samples, outputs] (``is_transposed``).
 _FEW_OUTPUTS = 32
 
 
@@ -284,23 +284,30 @@ def train(
         first_constant = constants.first
         kernel_constants = constants.kernels
         bias_constants = constants.biases
+    # copies of the weights in padded arrays, which the loops train
     first_layer, write_kernel = prepare_first_layer(solve, layers.first, first_constant, descent)
     kernels = _parameter(layers.kernels, kernel_constants, descent, flat.dtype)
     biases = _parameter(layers.biases, bias_constants, descent, flat.dtype, in_fours=False)
-    as_number = flat.dtype.type
-    rule = Rule(
+    rule = _rule_of(descent, flat.dtype)
+    plan = LoopPlan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch)
+    loss_sum = descend(first_layer, kernels, biases, np.array(sizes[1:]), plan, rule)
+    # the trained weights go back into ``flat``
+    write_kernel()
+    _unstack(kernels, layers.kernels)
+    _unstack(biases, layers.biases)
+    return batches.mean_loss(loss_sum)
+
+
+def _rule_of(descent: Descent, dtype: np.dtype[np.floating]) -> Rule:
+    """Return the rule of an SGD step as the compiled loops take it, in the model's dtype."""
+    as_number = dtype.type
+    return Rule(
         lr=as_number(descent.lr),
         momentum=as_number(descent.momentum),
         mu=as_number(descent.mu),
         kernel_shrinkage=as_number(descent.shrinkage(is_kernel=True)),
         bias_shrinkage=as_number(descent.shrinkage(is_kernel=False)),
     )
-    plan = LoopPlan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch)
-    loss_sum = descend(first_layer, kernels, biases, np.array(sizes[1:]), plan, rule)
-    write_kernel()
-    _unstack(kernels, layers.kernels)
-    _unstack(biases, layers.biases)
-    return batches.mean_loss(loss_sum)
 
 
 class _Layers:

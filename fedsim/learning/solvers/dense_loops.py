@@ -159,7 +159,7 @@ def _pass_first_layer(
     products = first_layer.products
     if not first_layer.is_transposed:
         inner_products(features, batch, kernel, bias, outputs, out)
-    else:
+    else:  # a sum of the kernel's rows, one for each sample of the device
         for rank in range(len(batch)):
             for output in range(outputs):
                 out[rank, output] = bias[0, output]

@@ -24,6 +24,9 @@ R = TypeVar("R")
 _CHECK_INTERVAL = 8  # trainings between two checks of the state that a module keeps
 _TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 
+MOST_SHOWN = 5
+"""Most names or places in an error message."""
+
 
 class ModuleCopy:
     """A thread's copy of a torch module, in which it trains and tests the models of many devices.
@@ -56,6 +59,7 @@ class ModuleCopy:
             part = self.module.get_submodule(part_name)
             if key in part._buffers:
                 self._model_buffers.append((part, key, tensor))
+        # all other memory of the module before its first use
         self.outer_memory: dict[str, Token] = {}
         if is_watched:
             self.outer_memory = read_memory(self.module, tensors)
@@ -86,6 +90,7 @@ class ModuleCopy:
         return {name: self._trained_tensor(name) for name in self.model_tensors}
 
     def _trained_tensor(self, name: str) -> Tensor:
+        """Return a tensor of the module; raise for a replaced parameter, or a changed shape."""
         original = self.model_tensors[name]
         part_name, _, key = name.rpartition(".")
         part = self.module.get_submodule(part_name)
@@ -337,7 +342,7 @@ def changed_memory_message(names: list[str], where: str) -> str:
         where: text that names the use, such as "in a test".
     """
     return (
-        f"the module of model.factory leaves {', '.join(map(repr, names[:5]))} changed "
+        f"the module of model.factory leaves {', '.join(map(repr, names[:MOST_SHOWN]))} changed "
         f"{where}; the next device on the same "
         "worker would find it so; allowed is state in persistent buffers of floats, which are "
         "part of the model "
@@ -370,6 +375,6 @@ def entropy_message(places: list[str], where: str) -> str:
     """
     return (
         f"the module of model.factory draws from a generator that nobody seeds {where}, at "
-        f"{', '.join(places[:5])}: numpy.random.default_rng(), random.Random() or os.urandom, "
-        "say; allowed are torch's draws in forward, which are keyed by device and step"
+        f"{', '.join(places[:MOST_SHOWN])}: numpy.random.default_rng(), random.Random() or "
+        "os.urandom, say; allowed are torch's draws in forward, which are keyed by device and step"
     )
