@@ -240,7 +240,7 @@ class Architecture:
             ScenarioError: the samples do not fit the layers.
         """
         sized: list[Layer] = []
-        current = shape
+        current = shape  # of a sample before the layer; first the channels or features
         for layer in layers:
             if isinstance(layer, Linear | Conv2d):
                 is_last = len(sized) == len(layers) - 1
@@ -335,6 +335,7 @@ def _output(layer: Layer, shape: Shape) -> Shape:
     channels, *sides = shape
     if isinstance(layer, Conv2d):
         channels = layer.outputs
+        # a side becomes floor((side + 2 padding - kernel) / stride) + 1
         added = 2 * layer.padding - layer.kernel
         sides = [(side + added) // layer.stride + 1 for side in sides]
     else:

@@ -419,7 +419,7 @@ def adapt_and_freeze(
     Returns:
         The module.
     """
-    adapters = "*.lora_?"
+    adapters = "*.lora_?"  # pattern of the names of their tensors
     if lora is not None and isinstance(module, Adaptable):
         adapters = module.adapters
         make_seeded(lambda: module.adapt(lora), seed)

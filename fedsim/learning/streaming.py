@@ -378,8 +378,8 @@ class Stream:
     async def _compute_all(self, nodes: Sequence[ModelNode]) -> None:
         """Compute models, and before them all models that they need, step by step."""
         steps = steps_of(nodes)
-        waiting: dict[ModelNode, ResultOf | Weights | ComputedWeights] = {}
-        sums: dict[ModelNode, _Sum] = {}
+        waiting: dict[ModelNode, ResultOf | Weights | ComputedWeights] = {}  # begun, not finished
+        sums: dict[ModelNode, _Sum] = {}  # of mixes with some parts added
         while steps:
             node, part = steps.popleft()
             if part is not None:

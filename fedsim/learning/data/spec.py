@@ -76,6 +76,7 @@ class DataSpec(Spec):
         if isinstance(kind, str) and kind in PARTITIONS.known:
             partition = PARTITIONS.class_of(kind)
         augmentation = Augmentation() if partition.usually_augmented else "none"
+        # ``data`` is last, so that the scenario's own keys replace the defaults
         return {"normalize": partition.usual_normalize, "augmentation": augmentation, **data}
 
     @model_validator(mode="after")
