@@ -49,6 +49,7 @@ def _ring(n: int) -> AllReducePlan:
     def program(node: int) -> tuple[CollectiveStep, ...]:
         previous = ((node - 1) % n,)
         following = ((node + 1) % n,)
+        # 2 (n - 1) messages are sent: the first one at once, all others when a message has arrived
         return (
             CollectiveStep((), following),
             *[CollectiveStep(previous, following)] * (2 * n - 3),
@@ -181,11 +182,16 @@ class AllReduce:
         plan = plan_all_reduce(kind, len(nodes))
         vector_bytes = parse_quantity(size, Bytes, "the vector of an all-reduce")
         self._world = world
-        self._steps_by_rank = plan.steps_by_rank
-        self._pieces = pieces
-        self._connections = connections
+        # endpoint of each rank in the network
         self._nodes = [*nodes, "server"] if kind == "server" else [*nodes]
-        self._bytes = vector_bytes * plan.message_share / pieces
+        # for each rank the messages that it waits for and sends, in order
+        self._steps_by_rank = plan.steps_by_rank
+        # count of equal parts of the vector, each of which is summed by a separate all-reduce
+        self._pieces = pieces
+        # A message has a part of the vector (``ring``: 1/n), or the whole vector (``tree``).
+        self._message_bytes = vector_bytes * plan.message_share / pieces
+        # count of parallel transfers into which each message is divided
+        self._connections = connections
         # (piece, rank of sender, rank of receiver) -> messages that have arrived
         self._arrived: dict[tuple[int, int, int], simpy.Store] = {}
         # (rank of sender, rank of receiver) -> lets one message through at a time
@@ -215,13 +221,17 @@ class AllReduce:
             )
         self._joined_counts[rank] += 1
         if self._nodes[last] == "server" and self._joined_counts[last] < self._joined_counts[rank]:
-            self.join(last)
+            self.join(last)  # the calling node is the first one in this all-reduce
         env = self._world.env
         return env.all_of(
             [env.process(self._follow_plan(rank, piece)) for piece in range(self._pieces)]
         )
 
     def _follow_plan(self, rank: int, piece: int) -> ProcessGenerator:
+        """SimPy process of one node in the all-reduce of one piece of the vector.
+
+        It ends when the node has received all messages, and when all its messages have arrived.
+        """
         sent = []
         for step in self._steps_by_rank[rank]:
             for sender in step.receive:
@@ -261,16 +271,17 @@ class AllReduce:
 
         Args:
             ends: endpoints of the sender and the receiver.
-            waited: time that the message has waited for earlier messages (s).
+            waited: time that the message has waited for earlier messages (s), which is subtracted
+                from its delay.
         """
         world = self._world
-        remaining = self._bytes / self._connections
+        remaining = self._message_bytes / self._connections
         while True:
             message = yield world.send(*ends, remaining, "all-reduce", waited)
             if message.outcome == "done":
                 return
             remaining = message.left
-            waited = 0.0
+            waited = 0.0  # the remaining bytes have the whole delay again
             for end in ends:
                 if end != "server":
                     yield world.until_available(end)

@@ -24,7 +24,7 @@ class SteppedSchedule:
         self._schedule = schedule
         self._every = every
         self._steps = steps
-        self._taken = 0
+        self._taken = 0  # count of optimiser steps so far
 
     def count(self) -> None:
         """Count one step of the optimiser, and advance the schedule if it is due.
@@ -59,7 +59,7 @@ class StackedOptimizer:
         schedule: SteppedSchedule | None,
     ) -> None:
         self._optimizer = optimizer
-        self._parameters = parameters
+        self._parameters = parameters  # each [W models, *shape]
         self._clip_norm = clip_norm
         self._clip_value = clip_value
         self._schedule = schedule
@@ -71,6 +71,7 @@ class StackedOptimizer:
         rate advances if it is due.
         """
         if self._clip_norm is not None:
+            # torch's ``clip_grad_norm_`` would take one norm over all models of the stack
             gradients = {}
             for name, parameter in self._parameters.items():
                 assert parameter.grad is not None, "the stack sets all gradients"

@@ -4,7 +4,7 @@ torch is imported on demand, because reading most scenarios does not need torch.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -159,6 +159,22 @@ class TorchTrainer(Trainer):
         Raises:
             ValueError: torch has no such class or argument, or the trial fails.
         """
+        self._check_names()
+        try:
+            self._try_two_steps()
+        except Exception as error:
+            raise ValueError(
+                f"'optimizer' is {self.optimizer!r}, with which torch takes no step as asked: "
+                f"{error}"
+            ) from error
+        return self
+
+    def _check_names(self) -> None:
+        """Check that torch has the optimiser and the schedule, and that they have all arguments.
+
+        Raises:
+            ValueError: torch has no such class or argument.
+        """
         import torch
         from torch.optim import lr_scheduler
 
@@ -171,24 +187,26 @@ class TorchTrainer(Trainer):
             _refuse_unknown(
                 "schedule.name", self.schedule.name, "schedule.args", self.schedule.args, schedules
             )
+
+    def _try_two_steps(self) -> None:
+        """Make two steps of the optimiser and its schedule, on small parameters of each group.
+
+        Torch checks the values of arguments in these steps, or when the objects are created; it
+        raises errors of any class.
+        """
+        import torch
+
         parameters = {"": torch.nn.Parameter(torch.zeros(2))}
         for pattern in self._patterns:  # used as a parameter's name, a pattern matches itself
             parameters[pattern] = torch.nn.Parameter(torch.zeros(2, 2))
-        try:
-            optimiser = self.torch_optimiser(parameters, self.lr)
-            schedule = None if self.schedule is None else self.schedule.build(optimiser, 2)
-            for _ in range(2):
-                for parameter in parameters.values():
-                    parameter.grad = torch.ones_like(parameter)
-                optimiser.step()
-                if schedule is not None:
-                    schedule.step()
-        except Exception as error:
-            raise ValueError(
-                f"'optimizer' is {self.optimizer!r}, with which torch takes no step as asked: "
-                f"{error}"
-            ) from error
-        return self
+        optimiser = self.torch_optimiser(parameters, self.lr)
+        schedule = None if self.schedule is None else self.schedule.build(optimiser, 2)
+        for _ in range(2):
+            for parameter in parameters.values():
+                parameter.grad = torch.ones_like(parameter)
+            optimiser.step()
+            if schedule is not None:
+                schedule.step()
 
     @property
     def _patterns(self) -> list[str]:
@@ -199,6 +217,17 @@ class TorchTrainer(Trainer):
         return patterns
 
     def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
+        """Check that each pattern of ``groups`` matches a parameter that the model trains.
+
+        With another loss than cross-entropy, check too that there is no label smoothing.
+
+        Args:
+            model: the module.
+            usual_loss: whether the loss is cross-entropy.
+
+        Raises:
+            ScenarioError: a pattern matches nothing, or the loss has no label smoothing.
+        """
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         for pattern in self._patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -217,15 +246,23 @@ class TorchTrainer(Trainer):
     def torch_optimiser(
         self, parameters: "Mapping[str, nn.Parameter]", lr: float
     ) -> "torch.optim.Optimizer":
+        """Create the optimiser, in which parameters of the same entry of ``groups`` are one group.
+
+        Parameters that no entry matches are a further group, with the optimiser's usual arguments.
+
+        Args:
+            parameters: the parameters by name.
+            lr: the learning rate.
+        """
         import torch
 
-        parts: list[dict[str, Any]] = [{"params": [], **group.args} for group in self.groups]
-        parts.append({"params": []})  # of the parameters without a group, whose index is -1
+        groups: list[dict[str, Any]] = [{"params": [], **group.args} for group in self.groups]
+        groups.append({"params": []})  # last, as ``_group_of`` returns -1 if no entry matches
         for name, parameter in parameters.items():
-            parts[self._group_of(name)]["params"].append(parameter)
-        groups = [part for part in parts if part["params"]]
+            groups[self._group_of(name)]["params"].append(parameter)
+        filled_groups = [group for group in groups if group["params"]]
         optimiser_class = getattr(torch.optim, self.optimizer)
-        optimiser: torch.optim.Optimizer = optimiser_class(groups, lr=lr, **self.args)
+        optimiser: torch.optim.Optimizer = optimiser_class(filled_groups, lr=lr, **self.args)
         return optimiser
 
     def _group_of(self, name: str) -> int:
@@ -264,18 +301,32 @@ class TorchTrainer(Trainer):
     def stack_steps(
         self, parameters: "Mapping[str, nn.Parameter]", session: TrainingSession
     ) -> Callable[[], None]:
+        """Return a function that clips the gradients of all stacked models, and moves the models.
+
+        It also advances the schedule of the learning rate, if the rate changes within a training.
+
+        Args:
+            parameters: name -> parameter of all W stacked models, [W, *shape].
+            session: learning rate, round and counts of steps, which the trainings share.
+
+        Returns:
+            The function, without arguments; called once for each step, after the backward pass.
+        """
         from fedsim.toolbox.trainers.stacked import StackedOptimizer, SteppedSchedule
 
         optimizer = self.torch_optimiser(parameters, session.lr)
-        stepped = None
+        changes_within_training = None
         if self.schedule is not None:
             is_by_epoch = self.schedule.every == "epoch"
             length = session.epochs if is_by_epoch else session.steps
+            # a schedule by rounds sets the rate of this round here, and then stays
             schedule = self.schedule.build(optimizer, length, session.round)
-            if self.schedule.every != "round":  # the rate also changes within the training
-                steps = session.per_epoch if is_by_epoch else 1
-                stepped = SteppedSchedule(schedule, steps, session.steps)
-        stack = StackedOptimizer(optimizer, parameters, self.clip_norm, self.clip_value, stepped)
+            if self.schedule.every != "round":
+                steps_per_change = session.per_epoch if is_by_epoch else 1
+                changes_within_training = SteppedSchedule(schedule, steps_per_change, session.steps)
+        stack = StackedOptimizer(
+            optimizer, parameters, self.clip_norm, self.clip_value, changes_within_training
+        )
         return stack.step
 
     @property
@@ -285,8 +336,17 @@ class TorchTrainer(Trainer):
         return self.optimizer == "SGD" and not has_momentum
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
+        """Count the numbers in the optimiser's state, by a trial step on tensors without memory.
+
+        Args:
+            shapes: shapes of the model's tensors by name.
+
+        Returns:
+            The count; 0 if the optimiser cannot step without actual numbers.
+        """
         import torch
 
+        # tensors on ``meta`` have a shape but no numbers; optimisers create their state in the step
         parameters = {}
         for name, shape in shapes.items():
             parameters[name] = torch.nn.Parameter(torch.empty(*shape, device="meta"))
@@ -295,7 +355,7 @@ class TorchTrainer(Trainer):
             parameter.grad = torch.empty_like(parameter)
         try:
             optimiser.step()
-        except RuntimeError:  # the optimiser needs numbers, which tensors on ``meta`` lack
+        except RuntimeError:  # the optimiser reads numbers, which tensors on ``meta`` lack
             return 0
         count = 0
         for state in optimiser.state.values():
@@ -307,8 +367,20 @@ class TorchTrainer(Trainer):
     def train(
         self, model: "nn.Module", data: "LocalData", context: "TrainingContext"
     ) -> "tuple[Mapping[str, Tensor], Mapping[str, float]]":
+        """Train the module on all batches; ``accumulate`` batches give one step of the optimiser.
+
+        An epoch's last step may have fewer batches. The optimiser begins with ``context.state``, in
+        which its state is stored again at the end.
+
+        Args:
+            model: the module, which is changed.
+            data: the device's batches, in their order.
+            context: the loss and the settings of the training.
+
+        Returns:
+            The trained tensors by name; and no reported numbers, an empty dict.
+        """
         import torch
-        from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
         parameters = {}
         for name, parameter in model.named_parameters():
@@ -321,25 +393,33 @@ class TorchTrainer(Trainer):
         every = None
         if self.schedule is not None:
             every = self.schedule.every
-            steps = sum(is_last for _, is_last in shares)
-            length = context.epochs if every == "epoch" else steps
+            step_count = sum(ends_step for _, ends_step in shares)
+            length = context.epochs if every == "epoch" else step_count
             schedule = self.schedule.build(optimiser, length, context.round)
         options = self.loss_options
-        for (x, y), (share, is_last), ends_epoch in zip(data, shares, data.ends, strict=True):
-            # the shares of a step's batches sum to 1, so that the gradient is a mean over samples
+        for (x, y), (share, ends_step), ends_epoch in zip(data, shares, data.ends, strict=True):
+            # The gradients of a step's batches add up. The batches' shares sum to 1, so that the
+            # sum is the mean over the samples of the step.
             torch.autograd.backward(share * context.loss(context.forward(model, x), y, **options))
-            if not is_last:
+            if not ends_step:
                 continue
-            if self.clip_norm is not None:
-                clip_grad_norm_(parameters.values(), self.clip_norm)
-            if self.clip_value is not None:
-                clip_grad_value_(parameters.values(), self.clip_value)
+            self._clip_gradients([*parameters.values()])
             optimiser.step()
             optimiser.zero_grad()
-            if schedule is not None and (every == "step" or (every == "epoch" and ends_epoch)):
+            rate_changes = every == "step" or (every == "epoch" and ends_epoch)
+            if schedule is not None and rate_changes:
                 schedule.step()
         context.state = _save_state(optimiser, parameters)
         return model.state_dict(), {}
+
+    def _clip_gradients(self, parameters: "Collection[nn.Parameter]") -> None:
+        """Scale down all gradients together to ``clip_norm``, then cut entries at ``clip_value``."""
+        from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+        if self.clip_norm is not None:
+            clip_grad_norm_(parameters, self.clip_norm)
+        if self.clip_value is not None:
+            clip_grad_value_(parameters, self.clip_value)
 
     @property
     def steps_along_gradient(self) -> bool:
@@ -393,7 +473,7 @@ def _step_shares(
         For each batch its weight, which is its share of the samples of its step, and whether it is
         the last batch of the step.
     """
-    steps: list[list[int]] = [[]]
+    steps: list[list[int]] = [[]]  # for each step the sample counts of its batches
     for count, ends_epoch in zip(counts, ends, strict=True):
         steps[-1].append(count)
         if ends_epoch or len(steps[-1]) == accumulate:
@@ -401,8 +481,8 @@ def _step_shares(
     shares = []
     for step in steps:
         for number, count in enumerate(step, start=1):
-            is_last = number == len(step)
-            shares.append((count / sum(step), is_last))
+            ends_step = number == len(step)
+            shares.append((count / sum(step), ends_step))
     return shares
 
 
