@@ -72,12 +72,11 @@ def private_mean(
         The next model, float64 [d]; w if there are no changes.
     """
     model = models[0].astype(np.float64)
+    bound = clip
+    client_changes = models[1:]
     if adapted:
-        bound: float | None = float(models[1][0])
+        bound = float(models[1][0])
         client_changes = models[2:]
-    else:
-        bound = clip
-        client_changes = models[1:]
     if not client_changes:
         return model
     total = np.zeros(len(model))
@@ -129,7 +128,8 @@ def adapted_clip(
         return np.array([bound])
     centred_count = sum((norm <= bound) - 0.5 for norm in norms)  # sum of b_i - 1/2
     noisy_share = (centred_count + rng.normal(scale=noise)) / (divide_by or len(norms)) + 0.5
-    return np.array([bound * np.exp(-lr * (noisy_share - quantile))]).clip(1e-30, 1e30)
+    next_bound = np.array([bound * np.exp(-lr * (noisy_share - quantile))])
+    return next_bound.clip(1e-30, 1e30)  # stays positive and finite, also as float32
 
 
 @pure
@@ -205,11 +205,11 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
             losses.append(loss if rounds == 1 else loss.self_compose(rounds))
         composed = reduce(type(losses[0]).compose, losses)
         return float(composed.get_epsilon_for_delta(delta))
-    orders: Sequence[float] = ()
+    orders: Sequence[float] = ()  # always the same
     divergences = []
     for (clients, devices), rounds in sorted(draws.items()):
         orders, divergence = _divergence(noise, clients / devices)
-        divergences.append(np.multiply(rounds, divergence))
+        divergences.append(np.multiply(rounds, divergence))  # divergences of rounds add up
     total = np.sum(divergences, axis=0)
     return float(compute_epsilon(orders, total, delta)[0])
 
@@ -309,6 +309,7 @@ class Private(Aggregation):
                 "'adaptive' is given and 'where' is 'local'; a clip that the server adapts "
                 "needs 'central'"
             )
+        # otherwise the noisy count alone spends all privacy, and ``noise_of_sum`` is not defined
         if self.noise and 2 * self.adaptive.count_noise <= self.noise:
             raise ValueError(
                 f"'adaptive.count_noise' is {self.adaptive.count_noise:g}; with noise "
@@ -410,7 +411,7 @@ class Private(Aggregation):
             clip=self.clip if is_central else None,
             adapted=bool(adapted_clips),
             otherwise=otherwise,
-            leave_out=True,
+            leave_out=True,  # models that are not finite
             stream=("noise", stream_id),
         )
 

@@ -90,11 +90,20 @@ class Robust(Aggregation):
         weights: Sequence[float],
         otherwise: Ref,
     ) -> Ref:
+        """Compute the result by ``function``, or without it as the mean weighted by ``weights``.
+
+        Args:
+            server: the run's server.
+            state: state of the aggregation; not used.
+            entries: the received updates.
+            weights: the weights that ``weigh`` has returned; not used by ``function``.
+            otherwise: the present model, which is the result if no update is finite.
+        """
         function = type(self).function
         if function is None:
             return super().combine(server, state, entries, weights, otherwise)
         updates = [entry["update"] for entry in entries]
-        keys = self.model_dump(exclude={"kind"})
+        keys = self.model_dump(exclude={"kind"})  # such as ``share`` or ``malicious``
         return server.models.apply(function, updates, otherwise=otherwise, leave_out=True, **keys)
 
 
@@ -290,7 +299,7 @@ class _ByDistance(Robust):
         server.compute("distances", len(finite), server.setting.parameters, len(finite))
         equal_weights = [0.0] * len(entries)
         if finite:
-            selected = self.select([models[index] for index in finite])
+            selected = self.select([models[index] for index in finite])  # positions in ``finite``
             for position in selected:
                 equal_weights[finite[position]] = 1 / len(selected)
         return equal_weights
@@ -368,9 +377,10 @@ def bulyan(models: list[Floats32], malicious: int) -> NDArray[np.floating]:
     selected = [models[index] for index in rule.select(models)]
     # sorted, so that the result does not depend on the order of the updates
     values = np.sort(np.stack(selected), axis=0).astype(np.float64)
-    by_distance = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
-    kept = len(selected) - 2 * rule.tolerated(len(models))
-    nearest = np.take_along_axis(values, by_distance[:kept], axis=0)
+    from_median = np.abs(values - np.median(values, axis=0))
+    order = np.argsort(from_median, axis=0, kind="stable")  # of each coordinate, nearest first
+    kept = len(selected) - 2 * rule.tolerated(len(models))  # n - 4 f
+    nearest = np.take_along_axis(values, order[:kept], axis=0)
     return np.asarray(nearest.mean(axis=0))
 
 
@@ -392,11 +402,21 @@ class Bulyan(_ByDistance):
     function: ClassVar[Function | None] = bulyan
 
     def select(self, models: list[Floats32]) -> list[int]:
+        """Select n - 2 f of n updates one by one, each time by the best of Krum's scores.
+
+        The scores are computed anew from the updates that remain.
+
+        Args:
+            models: the n finite updates, [d] each.
+
+        Returns:
+            Positions in ``models``, in the order of selection.
+        """
         f = self.tolerated(len(models))
         remaining = list(range(len(models)))
         distances = squared_distances(models)
         selected = list[int]()
         for _ in range(len(models) - 2 * f):
-            best = scores(distances[np.ix_(remaining, remaining)], f).argmin()
-            selected.append(remaining.pop(int(best)))
+            best = int(scores(distances[np.ix_(remaining, remaining)], f).argmin())
+            selected.append(remaining.pop(best))
         return selected

@@ -175,14 +175,17 @@ class FedCompass(Asynchronous[FedCompassParams]):
             return
         resting = {device for group in state.groups.values() for device in group.arrived}
         missing = self.params.concurrency - len(state.open) - len(resting)
-        among = None
+        candidates = None  # all devices
         if resting:
-            among = [device for device in range(server.devices) if device not in resting]
-        proposed = selection.select(server, state.selection, missing, (state.draws,), among)
+            candidates = [device for device in range(server.devices) if device not in resting]
+        proposed = selection.select(server, state.selection, missing, (state.draws,), candidates)
         devices = server.clients.chosen(proposed, type(selection).select)
         state.draws += 1
+        # The fastest client comes first, as a client joins a group that an earlier one has opened.
         for device in sorted(devices, key=self._speed_order):
             self._ask(device)
+        # Too few clients were available: try again later. If no task is open, no end of a task
+        # refills either, so that ``look_again`` also ends a run in which no client will ever come.
         if not state.open:
             server.look_again("refill", self.params.retry)
         elif len(state.open) + len(resting) < self.params.concurrency:
@@ -253,7 +256,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         best_steps = self.params.min_steps
         for index, group in self.state.groups.items():
             steps = self._steps_until(group.expected, device)
-            if best_steps <= steps <= self.params.max_steps:
+            if best_steps <= steps <= self.params.max_steps:  # of equal groups the newest is best
                 best = index, steps
                 best_steps = steps
         return best
@@ -285,7 +288,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         params = self.params
         allowed = list[int]()
         for group in state.groups.values():
-            if self.server.now >= group.latest:
+            if self.server.now >= group.latest:  # about to be aggregated at this instant
                 continue
             members = [*group.clients, *group.arrived]
             fastest_step_s = min(state.step_s[member] for member in members)
@@ -339,8 +342,9 @@ class FedCompass(Asynchronous[FedCompassParams]):
         self.params.selection.on_task_end(self.server, state.selection, message)
         if state.over:
             return
-        index = state.group_of.pop(device, None)  # None: the client's first task, in no group
-        group = None if index is None else state.groups.get(index)  # None if it was aggregated
+        # index None: the client's first task, in no group; group None: no group, or an aggregated one
+        index = state.group_of.pop(device, None)
+        group = None if index is None else state.groups.get(index)
         if group is not None:
             group.clients.remove(device)
         if message.outcome == "done":

@@ -132,10 +132,11 @@ class FeSEM(Grouped[FeSEMParams]):
         if not devices:
             return []
         centers = weights[: len(models)]
+        points = weights[len(models) :]
         distances = np.empty((len(devices), len(models)))
-        with np.errstate(all="ignore"):
-            for position, row in enumerate(weights[len(models) :]):
-                exact = row.astype(np.float64)
+        with np.errstate(all="ignore"):  # values of a diverged device are not finite
+            for position, point in enumerate(points):
+                exact = point.astype(np.float64)
                 distances[position] = [np.linalg.norm(exact - center) for center in centers]
         distances = np.nan_to_num(distances, nan=np.inf, posinf=np.inf)
         groups: list[int] = np.argmin(distances, axis=1).tolist()
@@ -163,6 +164,8 @@ class FeSEM(Grouped[FeSEMParams]):
         groups = await self._e_step(senders)
         for device, group in zip(senders, groups, strict=True):
             self.move(device, group, "e-step")
+        # An update now counts for the group that its client has joined, not for the group whose
+        # model the client had received.
         for entry in received:
             entry["group"] = self.group_of(entry["device"])
         for group in sorted({*groups}):

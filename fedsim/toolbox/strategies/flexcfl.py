@@ -313,7 +313,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         devices = server.clients.sample(count, PRE_TRAINING, state.attempts)
         state.attempts += 1
         state.pretrained_models = {}
-        if len(devices) < params.groups:
+        if len(devices) < params.groups:  # each group needs a device
             server.look_again(_BEGIN_TIMER, params.retry, at_least=params.groups)
             return
         if self._round_limit_s is not None:
@@ -383,33 +383,51 @@ class FlexCFL(Migrating[FlexCFLParams]):
         Raises:
             SimulationError: there are fewer finite models than groups.
         """
-        server = self.server
-        groups = self.params.groups
         devices = list(self.state.pretrained_models)
         models = list(self.state.pretrained_models.values())
-        updates: list[Floats32] = []
-        if server.models.learns:
-            initial, *weights = await server.models.values([self.state.initial, *models])
-            finite = [index for index, row in enumerate(weights) if np.isfinite(row).all()]
-            if len(finite) < groups:
-                raise SimulationError(
-                    f"the pre-training of {len(weights)} devices gave {len(finite)} finite "
-                    f"updates, fewer than the {groups} groups that they are to make; a smaller "
-                    "training.lr may help"
-                )
-            devices = [devices[index] for index in finite]
-            models = [models[index] for index in finite]
-            updates = [weights[index] - initial for index in finite]
-        else:
-            await server.models.note_skipped([self.state.initial, *models])
-        generator = server.rng("clustering", self.state.attempts)
-        if not updates or self.params.clusterer:
+        updates = await self._finite_updates(models)
+        if updates is not None:
+            devices = [devices[index] for index in updates]
+            models = [models[index] for index in updates]
+        generator = self.server.rng("clustering", self.state.attempts)
+        if updates is None or self.params.clusterer:
             labels = np.empty(len(devices), dtype=np.int64)
             # the devices join the groups in turn, in a random order
-            labels[generator.permutation(len(devices))] = np.arange(len(devices)) % groups
+            turns = np.arange(len(devices)) % self.params.groups
+            labels[generator.permutation(len(devices))] = turns
         else:
-            labels = self._cluster_updates(devices, np.stack(updates), generator)
+            labels = self._cluster_updates(devices, np.stack([*updates.values()]), generator)
         return devices, models, labels.tolist()
+
+    async def _finite_updates(self, models: list[Ref]) -> dict[int, Floats32] | None:
+        """Compute the updates of pre-trained models: trained model minus initial model.
+
+        Args:
+            models: the trained models.
+
+        Returns:
+            Position in ``models`` -> update, float32 [d], for each finite model. None in runs
+            without learning.
+
+        Raises:
+            SimulationError: there are fewer finite models than groups.
+        """
+        groups = self.params.groups
+        if not self.server.models.learns:
+            await self.server.models.note_skipped([self.state.initial, *models])
+            return None
+        initial, *weights = await self.server.models.values([self.state.initial, *models])
+        updates = {}
+        for position, row in enumerate(weights):
+            if np.isfinite(row).all():
+                updates[position] = row - initial
+        if len(updates) < groups:
+            raise SimulationError(
+                f"the pre-training of {len(weights)} devices gave {len(updates)} finite "
+                f"updates, fewer than the {groups} groups that they are to make; a smaller "
+                "training.lr may help"
+            )
+        return updates
 
     def _cluster_updates(
         self, devices: list[int], updates: Floats32, generator: np.random.Generator
@@ -509,6 +527,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         inhabited = sorted({group for group in state.group if group != NO_GROUP})
         if not params.eta_g or len(inhabited) < 2:
             return
+        # all mixes below read the groups' models before this step
         models = [state.models[group] for group in inhabited]
         for group, model in zip(inhabited, models, strict=True):
             server.exchange({"group-exchange": model}, f"group-{group}", "auxiliary")

@@ -48,8 +48,21 @@ class FLoRAParams(CutParams):
         return self
 
     def places(self, setting: RunInfo) -> dict[float, Places]:
+        """Return which parameters are the adapters of a device of each rank.
+
+        Args:
+            setting: information about the run, with the tensors of the global model. A layer's
+                adapter is the tensors ``LAYER.lora_A`` and ``LAYER.lora_B``.
+
+        Returns:
+            Rank -> ranges (begin, end) of a flat model.
+
+        Raises:
+            ScenarioError: the model has no adapters, or a layer's weights are not trained too.
+        """
         names = [tensor.name for tensor in setting.tensors()]
         is_adapter = [".lora_" in name for name in names]
+        # weights of the layers that have an adapter, into which the adapter is merged
         adapted_weights = set()
         for name in names:
             layer, separator, _ = name.rpartition(".lora_")
@@ -92,23 +105,24 @@ def merged(
         The next model, float64 [d].
     """
     present, *updates = models
-    adapters = list[tuple[dict[str, NDArray[np.floating]], float]]()
+    # each finite update as name -> tensor, and its weight
+    finite_updates = list[tuple[dict[str, NDArray[np.floating]], float]]()
     for update, weight in zip(updates, weights, strict=True):
         if np.isfinite(update).all():
-            adapters.append((split_by_tensor(update.astype(np.float64), tensors), weight))
-    total = sum(weight for _, weight in adapters) or 1.0
+            finite_updates.append((split_by_tensor(update.astype(np.float64), tensors), weight))
+    total = sum(weight for _, weight in finite_updates) or 1.0
     result = present.astype(np.float64)
     views = split_by_tensor(result, tensors)  # changing them changes ``result``
     for a_name in views:
-        layer = a_name.removesuffix(".lora_A")
-        if layer == a_name:
+        if not a_name.endswith(".lora_A"):
             continue
+        layer = a_name.removesuffix(".lora_A")
         b_name = f"{layer}.lora_B"
-        for adapter, weight in adapters:
-            product = adapter[b_name] @ adapter[a_name]
+        for update_tensors, weight in finite_updates:
+            product = update_tensors[b_name] @ update_tensors[a_name]
             views[f"{layer}.weight"] += weight / total * scale * product
-        shape = views[a_name].shape
-        views[a_name][:] = rng.uniform(-1.0, 1.0, shape) / np.sqrt(shape[1])
+        _rank, inputs = views[a_name].shape
+        views[a_name][:] = rng.uniform(-1.0, 1.0, views[a_name].shape) / np.sqrt(inputs)
         views[b_name][:] = 0.0
     return result
 
@@ -188,6 +202,18 @@ class FLoRA(CutModels):
     def combine_updates(
         self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]
     ) -> Ref:
+        """Merge all clients' adapters into the weights, and count the stack of these adapters.
+
+        The clients will receive the stack, whose length decides the bytes of later messages.
+
+        Args:
+            model: the present model.
+            entries: the received updates, with the client's rank as ``size`` in the contents.
+            weights: the weight of each update.
+
+        Returns:
+            The next model, with fresh adapters.
+        """
         stacks = self.state.stacks
         stack_values = 0
         for entry in entries:
@@ -200,7 +226,7 @@ class FLoRA(CutModels):
             merged,
             [model, *(entry["update"] for entry in entries)],
             size=self.setting.parameters,
-            stream=("adapters", len(stacks)),
+            stream=("adapters", len(stacks)),  # other fresh adapters in each aggregation
             weights=list(weights),
             tensors=[(tensor.name, list(tensor.shape)) for tensor in self.setting.tensors()],
             scale=self.setting.adapter_scale,

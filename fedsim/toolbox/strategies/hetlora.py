@@ -51,7 +51,8 @@ def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
     squared_norm = 0.0
     for b_name in weights:
         a_name = b_name.replace(".lora_B", ".lora_A")
-        if a_name != b_name and a_name in weights:
+        is_adapter = a_name != b_name and a_name in weights
+        if is_adapter:
             product = weights[b_name] @ weights[a_name]
             squared_norm += float(np.square(product).sum())
     return float(np.sqrt(squared_norm))
@@ -95,13 +96,13 @@ class HetLoRA(CutModels):
             return self.weights(entries)
         tensors = self.setting.tensors()
         values = await models.values(updates)
-        adapter_norms = np.array([norm(value, tensors) for value in values])
-        adapter_norms[~np.isfinite(adapter_norms)] = 0.0
-        norms: list[float] = adapter_norms.tolist()
-        total = sum(norms)
+        norms = np.array([norm(value, tensors) for value in values])
+        norms[~np.isfinite(norms)] = 0.0
+        weights: list[float] = norms.tolist()
+        total = sum(weights)
         if not total:
             return self.weights(entries)
-        return [value / total for value in norms]
+        return [weight / total for weight in weights]
 
     def combine_updates(
         self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]

@@ -104,7 +104,7 @@ def stale_weights(
     Returns:
         The weight of each stale update.
     """
-    damped = weights_by_staleness(staleness)
+    damped = weights_by_staleness(staleness)  # 1 / (tau + 1)
     if fresh is None:
         return damped
     squared_norm = float(fresh @ fresh)
@@ -113,7 +113,7 @@ def stale_weights(
     # Lambda = ||(f - s) / (n + 1)||^2 / ||f||^2
     squares = [float(((fresh - update) ** 2).sum()) for update in stale]
     deviations = np.array([square / (count + 1) ** 2 / squared_norm for square in squares])
-    largest = deviations.max() or 1.0
+    largest = deviations.max() or 1.0  # Lambda_max; all Lambda are 0 if it is 0
     with np.errstate(invalid="ignore"):
         boosts = 1 - np.exp(-deviations / largest) / scale
     # An update that is not finite is left out later, whatever its weight.
@@ -200,7 +200,7 @@ class REFL(FedAvg[REFLParams]):
         if not any(entry["samples"] for entry in (*fresh, *stale)):
             return
         staleness = [state.round - entry["round"] for entry in stale]
-        factors = list[float]()
+        factors = list[float]()  # of the stale updates; ``weights`` reads them as ``counts``
         if stale:
             factors = await self._stale_weights(fresh, stale, staleness)
         rebased = list[Entry]()
@@ -239,6 +239,11 @@ class REFL(FedAvg[REFLParams]):
 
         With ``stale_weights = "equal"`` it is 1. Otherwise it depends on the update's staleness
         and, in runs with learning and with fresh updates, on its distance from the fresh updates.
+
+        Args:
+            fresh: the updates that have arrived in the round in which they began.
+            stale: the updates that began in an earlier round.
+            staleness: count of rounds since each stale update began.
         """
         params = self.params
         models = self.server.models
@@ -247,17 +252,19 @@ class REFL(FedAvg[REFLParams]):
         count = len(fresh)
         if not count:
             return weights_by_staleness(staleness)
-        updates = changes(self.server, [*fresh, *stale])
-        mean = models.mix([(update, 1 / count) for update in updates[:count]])
-        compared = [mean, *updates[count:]]
+        all_changes = changes(self.server, [*fresh, *stale])
+        fresh_changes = all_changes[:count]
+        stale_changes = all_changes[count:]
+        mean = models.mix([(change, 1 / count) for change in fresh_changes])
+        compared = [mean, *stale_changes]
         if not models.learns:
             await models.note_skipped(compared)
             return weights_by_staleness(staleness)
         values = await models.values(compared)
-        fresh_mean, *stale_updates = [value.astype(np.float64) for value in values]
+        fresh_mean, *stale_values = [value.astype(np.float64) for value in values]
         finite_mean = fresh_mean if np.isfinite(fresh_mean).all() else None
         return stale_weights(
-            staleness, params.beta, finite_mean, stale_updates, count, params.boost_scale
+            staleness, params.beta, finite_mean, stale_values, count, params.boost_scale
         )
 
     def _counts(self) -> dict[str, int]:

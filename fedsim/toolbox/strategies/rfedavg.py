@@ -125,6 +125,16 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         return Training(instruction["model"], self.params.local_epochs, batch_size=ALL_SAMPLES)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        """Return the client's sample count, or after a training the update and its facts.
+
+        The facts (``FACTS``) are the sample count; then the class imbalance, if the key ``weights``
+        is ``rfedavg``; then the loss, if clusters are made by losses.
+
+        Args:
+            device: the device, whose state stores the received sample count of all devices.
+            instruction: the message; its job is ``report`` or a training.
+            result: the result of the training, with the device's sample count.
+        """
         params = self.params
         if instruction.job == "report":
             return {"size-report": result.samples}
@@ -132,16 +142,18 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
             device.state["total"] = instruction[TOTAL_SAMPLES]
         facts: list[object] = [result.samples]
         if params.weights == "rfedavg":
+            # None: the imbalance is relative to the device's own sample count
             total = device.state["total"] if params.uses_total else None
-            facts.append(float(class_imbalance(device.label_counts[None], total)[0]))
+            imbalances = class_imbalance(device.label_counts[None], total)  # of one device, [1]
+            facts.append(float(imbalances[0]))
         if params.uses_loss and result.update is not None:
             facts.append(Lazy("loss", result.update))
-        labels: list[int] = device.label_counts.tolist()
+        class_counts: list[int] = device.label_counts.tolist()
         contents: dict[str, object] = {"update": result.update, FACTS: facts}
         if params.weights == "optimal":
-            contents["class-counts"] = labels
-        # The labels are only for the record of the classes' balance.
-        contents["labels"] = Header(labels)
+            contents["class-counts"] = class_counts
+        # without bytes, as they are only for the record of the classes' balance
+        contents["labels"] = Header(class_counts)
         return contents
 
 
@@ -176,6 +188,11 @@ class RFedAvgState(FedAvgState):
     first_loss: float | None = None
     loss: float | None = None
     cluster: dict[int, int] = field(default_factory=dict)
+
+
+def _shares_of_samples(sizes: Ints, clusters: Clusters) -> Floats:
+    """Return the share of all samples that each cluster has, float64 [N clusters]."""
+    return np.array([sizes[cluster].sum() / sizes.sum() for cluster in clusters])
 
 
 class RFedAvg(FedAvg[RFedAvgParams]):
@@ -287,7 +304,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             del state.reporting[device]
             if message.outcome == "done":
                 state.sizes[device] = message["size-report"]
-            self._request_size(device)
+            self._request_size(device)  # has an effect only if the report was lost
             self._open_first_round()
             return
         if message.outcome == "done" and message.job == "train":
@@ -333,32 +350,51 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         Args:
             received: the updates of the round.
         """
-        positions, gradients = await self._usable_changes(received)
-        if not positions:
+        usable, gradients = await self._usable_changes(received)
+        if not usable:
             return [0.0] * len(received)
-        entries = [received[position] for position in positions]
-        devices = [entry["device"] for entry in entries]
+        entries = [received[position] for position in usable]
         sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
         clusters, eps = await self._cluster_updates(entries, gradients)
-        shares_of_samples = np.array([sizes[cluster].sum() / sizes.sum() for cluster in clusters])
-        cluster_weights = self._cluster_weights(devices, sizes, clusters)
-        if cluster_weights is None:
-            cluster_weights = shares_of_samples
-        label_counts = np.array([entry["contents"]["labels"] for entry in entries])
+        cluster_weights = self._cluster_weights(entries, sizes, clusters)
+        self._record_reweighting(entries, sizes, clusters, cluster_weights, eps)
+        weights = np.zeros(len(received))
+        for cluster, cluster_weight in zip(clusters, cluster_weights, strict=True):
+            positions = [usable[member] for member in cluster]  # in ``received``
+            shares_in_cluster = sizes[cluster] / sizes[cluster].sum()
+            weights[positions] = cluster_weight * shares_in_cluster
+        return [float(weight) for weight in weights]
+
+    def _record_reweighting(
+        self,
+        entries: list[Entry],
+        sizes: Ints,
+        clusters: Clusters,
+        cluster_weights: Floats,
+        eps: float | None,
+    ) -> None:
+        """Record the weights of clusters among the run's events as ``reweighting``.
+
+        The record has the balance of the classes if clusters are weighted by samples, and if they
+        are weighted by ``cluster_weights``.
+
+        Args:
+            entries: the usable updates.
+            sizes: sample count of each update's client, [n].
+            clusters: for each cluster the positions of its updates in ``entries``.
+            cluster_weights: p_n of each cluster, [N clusters].
+            eps: the threshold of CCS, a cosine; None if it was not used.
+        """
+        class_counts = np.array([entry["contents"]["labels"] for entry in entries])
+        mixtures = [_shares_of_samples(sizes, clusters), cluster_weights]
         self.server.emit(
             "reweighting",
             round=self.state.round,
             clusters=[len(cluster) for cluster in clusters],
             weights=cluster_weights.tolist(),
             eps=eps,
-            balance=balance(label_counts, clusters, [shares_of_samples, cluster_weights]),
+            balance=balance(class_counts, clusters, mixtures),
         )
-        weights = np.zeros(len(received))
-        for cluster, cluster_weight in zip(clusters, cluster_weights, strict=True):
-            received_positions = [positions[member] for member in cluster]
-            shares_in_cluster = sizes[cluster] / sizes[cluster].sum()
-            weights[received_positions] = cluster_weight * shares_in_cluster
-        return [float(weight) for weight in weights]
 
     async def _usable_changes(self, received: list[Entry]) -> tuple[list[int], Floats32 | None]:
         """Select the usable updates, and compute their changes of the model.
@@ -387,20 +423,19 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         usable = np.array(positions)[is_finite]
         return usable.tolist(), changes[is_finite]
 
-    def _cluster_weights(
-        self, devices: list[int], sizes: Ints, clusters: Clusters
-    ) -> Floats | None:
+    def _cluster_weights(self, entries: list[Entry], sizes: Ints, clusters: Clusters) -> Floats:
         """Compute the weight p_n of each cluster of clients, by the key ``weights``.
 
         Args:
-            devices: IDs of the devices.
-            sizes: sample count of each device.
-            clusters: for each cluster the positions of its devices in ``devices``.
+            entries: the usable updates.
+            sizes: sample count of each update's client, [n].
+            clusters: for each cluster the positions of its updates in ``entries``.
 
         Returns:
-            p_n, float64 [N clusters]; None if clusters are weighted by their samples.
+            p_n, float64 [N clusters].
         """
         state = self.state
+        devices = [entry["device"] for entry in entries]
         match self.params.weights:
             case "rfedavg":
                 imbalance = np.array([state.imbalance[device] for device in devices])
@@ -410,7 +445,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
                 counts = np.array([state.counts[device] for device in devices])
                 return optimal_weights(class_shares(counts, clusters))
             case "uniform-by-data":
-                return None
+                return _shares_of_samples(sizes, clusters)
 
     async def _cluster_updates(
         self, entries: list[Entry], gradients: Floats32 | None
@@ -439,8 +474,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         clusters = self._cluster_gradients(gradients, cosines, eps, generator)
         for label, cluster in enumerate(clusters):
             self.state.cluster |= {devices[position]: label for position in cluster}
-        is_power_of_two = round_number & (round_number - 1) == 0
-        if is_power_of_two:  # a record of each round would be large
+        is_0_or_power_of_2 = round_number & (round_number - 1) == 0
+        if is_0_or_power_of_2:  # a record of each round would be large
             groups = [self.state.cluster[device] for device in devices]
             pairs = {"similarity": cosines}
             measure = self.params.clustering
@@ -469,7 +504,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         """
         count, parameters = gradients.shape
         ccs_clusters: Clusters = []
-        if eps is not None:
+        if eps is not None:  # k-means needs only their count (``kmeans_clusters = "ccs"``)
             ccs_clusters = greedy_clusters(cosines, eps)
         if self.params.clustering == "ccs":
             self.server.compute("products", count, parameters)
