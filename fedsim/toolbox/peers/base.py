@@ -58,6 +58,14 @@ class PeerParams(StrategyParams):
         return Reasons(by_device=dict.fromkeys(("epochs", "steps"), reason))
 
     def check_population(self, population: PopulationSpec) -> None:
+        """Check the keys that matter if devices come and go.
+
+        Args:
+            population: the devices of the scenario.
+
+        Raises:
+            ScenarioError: ``deadline`` is missing, or ``local_epochs`` is 0.
+        """
         if not population.comes_and_goes:
             return
         if self.deadline is None:
@@ -283,6 +291,13 @@ class Peers(Strategy[P]):
         await self._call(device, "on_return")
 
     async def on_task_end(self, message: TaskEnd) -> None:
+        """Store the update of a training, and tell the device that its training has ended.
+
+        After a lost training the device begins its round anew, as after an absence.
+
+        Args:
+            message: the ended training.
+        """
         update = message.contents.get("update")
         device = message.device
         if message.outcome == "done" and update is not None:
@@ -320,7 +335,9 @@ class Peers(Strategy[P]):
             return
         device = self.server.peer(number)
         self._act(device, handler, *arguments)
+        # Without this test, each message would look at the rounds of all devices.
         may_end_round = self._store_progress(device) or not device.reachable
+        # a loop, as devices may have finished the next round too
         while may_end_round and not self.state.over and self.is_over():
             await self._finish_round()
 
@@ -338,21 +355,32 @@ class Peers(Strategy[P]):
         """
         state = self.state
         number = device.number
-        clients = self.server.clients
+        has_started = number in state.own
         if not device.reachable:
-            if number not in state.away and clients.await_return(number):
-                state.away.append(number)
-            elif not clients.anyone_ever():
-                self.server.stop("no device will ever be there again")
-        elif number not in state.own:
+            self._await_return(number)
+        elif not has_started:
             if handler == "on_return":
                 self._start_device(device)
         elif handler == "on_return":
-            if clients.idle(number):
+            if self.server.clients.idle(number):
                 device.cancel_timer()
                 self._half.on_return(device)
-        elif number not in state.away:
+        elif number not in state.away:  # else it has just returned, and ``on_return`` comes first
             getattr(self._half, handler)(device, *arguments)
+
+    def _await_return(self, number: int) -> None:
+        """Have ``on_return`` called when an unavailable device returns.
+
+        The run is stopped if no device will ever be available.
+
+        Args:
+            number: ID of the device.
+        """
+        clients = self.server.clients
+        if number not in self.state.away and clients.await_return(number):
+            self.state.away.append(number)
+        elif not clients.anyone_ever():
+            self.server.stop("no device will ever be there again")
 
     def _start_device(self, device: Peer) -> None:
         """Store a device's initial model in its state, and call ``Half.on_start`` for the device."""

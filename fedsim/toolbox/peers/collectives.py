@@ -182,13 +182,13 @@ class AllReduce:
         plan = plan_all_reduce(kind, len(nodes))
         vector_bytes = parse_quantity(size, Bytes, "the vector of an all-reduce")
         self._world = world
-        # endpoint of each rank in the network
+        # endpoint in the network of each rank, the position of a node; the server is the last one
         self._nodes = [*nodes, "server"] if kind == "server" else [*nodes]
         # for each rank the messages that it waits for and sends, in order
         self._steps_by_rank = plan.steps_by_rank
         # count of equal parts of the vector, each of which is summed by a separate all-reduce
         self._pieces = pieces
-        # A message has a part of the vector (``ring``: 1/n), or the whole vector (``tree``).
+        # A message has a share of the piece (``ring``: 1/n), or the whole piece (``tree``).
         self._message_bytes = vector_bytes * plan.message_share / pieces
         # count of parallel transfers into which each message is divided
         self._connections = connections
@@ -228,7 +228,7 @@ class AllReduce:
         )
 
     def _follow_plan(self, rank: int, piece: int) -> ProcessGenerator:
-        """SimPy process of one node in the all-reduce of one piece of the vector.
+        """SimPy process of a node in the all-reduce of a piece of the vector.
 
         It ends when the node has received all messages, and when all its messages have arrived.
         """
@@ -265,7 +265,7 @@ class AllReduce:
         self._store(piece, source, destination).put(None)
 
     def _transfer(self, ends: tuple[int | str, int | str], waited: float) -> ProcessGenerator:
-        """SimPy process of one of the parallel transfers (``connections``) of a message.
+        """SimPy process of a parallel transfer, one for each of ``connections``, of a message.
 
         If the transfer fails, the remaining bytes are sent when both nodes are available again.
 

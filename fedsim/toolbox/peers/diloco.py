@@ -76,6 +76,14 @@ class DiLoCoParams(PeerParams):
         return self.overlap
 
     def check(self, devices: int) -> None:
+        """Check that ``overlap`` fits ``local_steps``, and that there are two devices or more.
+
+        Args:
+            devices: count of devices.
+
+        Raises:
+            ScenarioError: a key does not fit.
+        """
         early = self.early_steps
         if early is not None and (self.local_steps is None or early > self.local_steps):
             steps = "missing" if self.local_steps is None else self.local_steps
@@ -150,18 +158,19 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         return "a device had begun the last planned all-reduce, after which it does not train"
 
     def on_start(self, device: Peer) -> None:
+        """Set the device's state for all-reduces and outer steps, and start the first training."""
         state = device.state
         state |= {
-            "reducing": None,
-            "step": 0,
-            "known": {},
-            "bytes": 0.0,
-            "inbox": {},
-            "outer": state["model"],
-            "velocity": device.zero(),
-            "trained": False,
-            "early": False,
-            "fresh": False,
+            "reducing": None,  # index of the open all-reduce
+            "step": 0,  # index of the device's next step in it
+            "known": {},  # device ID -> change, for all changes in its sum so far
+            "bytes": 0.0,  # size of the averaged fragment
+            "inbox": {},  # messages that the device has not used yet
+            "outer": state["model"],  # the model after the last outer step
+            "velocity": device.zero(),  # the outer momentum
+            "trained": False,  # whether the device has trained, and waits for an all-reduce
+            "early": False,  # whether the training has only the first steps of a round
+            "fresh": False,  # whether the last result must still be mixed into the model
         }
         self._train(device, steps=None)
 
@@ -215,7 +224,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self._mix_last_result(device)
         local_steps = self.params.local_steps
         early_steps = self.params.early_steps
-        assert local_steps is not None
+        assert local_steps is not None  # with ``early``, both keys are given
         assert early_steps is not None
         self._train(device, local_steps - early_steps)
 
@@ -232,10 +241,11 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         zero = device.zero()
         change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=zero)
         ranges = self._fragment_ranges(number)
+        # in a fragment: the change there, and 0 elsewhere
         part = Partial(change, device.zero(), ranges) if ranges else change
-        encoded, size = device.encode(part)
+        encoded, size = device.encode(part)  # by the codec, which may shorten it
         state |= {"reducing": number, "step": 0, "known": {device.number: encoded}, "bytes": size}
-        self._reduce(device)
+        self._reduce(device)  # messages of faster devices may have arrived already
         if self._trains_during(number):
             state["early"] = self.params.early_steps is not None
             self._begin_round(device, self.params.early_steps)
@@ -253,14 +263,15 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         """
         state = device.state
         number = state["reducing"]
-        program = self._collective.steps_by_rank[device.number]
+        steps = self._collective.steps_by_rank[device.number]
         if number is None:
             return
+        # sender ID -> its messages, each with device ID -> change, in order of arrival
         received = state["inbox"].get(number, {})
-        while state["step"] < len(program):
-            step = program[state["step"]]
+        while state["step"] < len(steps):
+            step = steps[state["step"]]
             if not all(received.get(sender) for sender in step.receive):
-                return
+                return  # ``on_message`` goes on
             for sender in step.receive:
                 state["known"] |= received[sender].pop(0)
             state["step"] += 1
@@ -298,14 +309,15 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         state = device.state
         state["inbox"].pop(number, None)
         state["reducing"] = None
+        # sorted by device, so that all devices get the same sum to the bit
         contributions = [contribution for _, contribution in sorted(state["known"].items())]
         self._make_outer_step(device, number, contributions)
         if not self._trains_during(number):
-            self._mix_fragment(device, number, mixing=0.0)
+            self._mix_fragment(device, number, mixing=0.0)  # the fragment becomes the result
             self._begin_round(device, steps=None)
             return
         state["fresh"] = True
-        if state["trained"]:
+        if state["trained"]:  # its training has ended before, and waits for this all-reduce
             self._go_on(device)
 
     def _make_outer_step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
@@ -330,6 +342,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         )
         step = [(change, params.outer_lr), (velocity, params.outer_lr * params.outer_momentum)]
         outer = device.mix([(state["outer"], 1.0), *step], otherwise=state["outer"])
+        # outside the averaged fragment both keep their values
         for name, value in (("velocity", velocity), ("outer", outer)):
             state[name] = self._replace_fragment(device, number, state[name], value)
 

@@ -50,14 +50,15 @@ class GraphHalf(PeerHalf[G]):
         """
         topology = self.params.topology
         devices = self.setting.devices
-        count = 0 if topology.every is None else number // topology.every
+        # index of the round's graph, which stays for ``every`` rounds
+        graph_number = 0 if topology.every is None else number // topology.every
 
         def draw() -> Neighbours:
-            seed = int(device.rng("topology", count).integers(1 << 31))
+            seed = int(device.rng("topology", graph_number).integers(1 << 31))
             graph = topology.graph(devices, seed)
             return tuple(tuple(sorted(graph.neighbors(node))) for node in range(devices))
 
-        return self._cached(count, draw)
+        return self._cached(graph_number, draw)
 
 
 class RoundHalf(PeerHalf[R]):
@@ -136,10 +137,19 @@ class RoundHalf(PeerHalf[R]):
         self.train(device, state["model"])
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
+        """Send the trained model, unless the device has sent its model before the training.
+
+        The device then averages, at the latest after the time ``deadline``.
+
+        Args:
+            device: the device that has trained.
+            update: the trained model; None if the training has no result.
+        """
         state = device.state
         state |= {"trained": True, "update": update}
         if not self.sends_first:
-            if update is not None and update is not state["model"]:
+            is_trained = update is not state["model"]  # they are one with ``local_epochs = 0``
+            if update is not None and is_trained:
                 # the update itself, or the untrained model if the update is not finite
                 state["sent"] = device.mix([(update, 1.0)], otherwise=state["model"])
             self._send(device)
@@ -153,6 +163,13 @@ class RoundHalf(PeerHalf[R]):
         device.send(self.receivers(device, number), contents, number)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
+        """Store a received model for its round, which may be later than the device's round.
+
+        Args:
+            device: the receiver.
+            sender: ID of the sender.
+            contents: the sender's ``model``, and the index of its ``round``.
+        """
         state = device.state
         number = contents["round"]
         state["newest"][sender] = max(number, state["newest"].get(sender, 0))
@@ -186,6 +203,7 @@ class RoundHalf(PeerHalf[R]):
             return False
         done = {*received, *state["lost"]}
         missing = [sender for sender in self.senders(device, number) if sender not in done]
+        # ``newest``: the last round of which a message of the sender has arrived
         return any(state["newest"].get(sender, 0) <= number for sender in missing)
 
     def _average_if_complete(self, device: Peer) -> None:
@@ -223,7 +241,10 @@ class RoundHalf(PeerHalf[R]):
         parts = [(state["sent"], 1.0 - sum(weights.values()))]
         parts += [(received[sender], weight) for sender, weight in weights.items()]
         model = device.mix(parts, otherwise=state["sent"])
-        if not self.sends_first or update is None or update is state["model"]:
+        is_trained = update is not None and update is not state["model"]
+        # if the trained model was sent, the change by training is in the average already
+        adds_change = self.sends_first and is_trained
+        if not adds_change:
             return model
         parts = [(model, 1.0), (update, 1.0), (state["model"], -1.0)]
         return device.mix(parts, otherwise=model)
@@ -240,7 +261,8 @@ class RoundHalf(PeerHalf[R]):
         state["trained"] = False
         inbox = state["inbox"]
         state["inbox"] = {later: models for later, models in inbox.items() if later >= number}
-        if self.setting.planned_rounds is None or number < self.setting.planned_rounds:
+        planned = self.setting.planned_rounds
+        if planned is None or number < planned:
             self._begin(device)
 
 
@@ -343,8 +365,9 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
             receivers: list[list[int]] = []
             senders: list[list[int]] = [[] for _ in range(devices)]
             for sender in range(devices):
+                # ``size`` of all devices except the sender, without whom IDs above it are 1 less
                 others = rng.choice(devices - 1, size, replace=False)
-                others += others >= sender  # indices were drawn without the sender
+                others += others >= sender
                 receivers.append(sorted(others.tolist()))
             for sender, receivers_of_sender in enumerate(receivers):
                 for receiver in receivers_of_sender:
@@ -445,9 +468,20 @@ class GossipHalf(GraphHalf[GossipParams]):
             device.timer(self.params.deadline)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
+        """Handle a request for the device's model, or the answer to the device's own request.
+
+        A device that itself waits for an answer lets senders with higher IDs wait, and declines
+        requests of all others, so that devices cannot wait for one another in a cycle.
+
+        Args:
+            device: the receiver.
+            sender: ID of the sender.
+            contents: the sender's model as ``ask`` (a request) or ``answer``; or ``declined``.
+        """
         state = device.state
         number = device.state["round"]
-        if "ask" in contents and state["partner"] is None:
+        waits_for_answer = state["partner"] is not None
+        if "ask" in contents and not waits_for_answer:
             self._answer(device, sender, contents["ask"])
         elif "ask" in contents and sender > device.number:
             state["asking"].append((sender, contents["ask"]))

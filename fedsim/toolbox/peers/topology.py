@@ -124,11 +124,14 @@ class Topology(Spec):
             raise ScenarioError(
                 f"{key} has p = 0, with which networkx never ends; allowed is a probability above 0"
             )
+        if name not in _LOG_NODE_COUNTS:
+            return
         size = self.parameters.get("n", devices)
         dimensions = self.parameters.get("dim", 2)
+        # logarithms, as such counts may be too large for a float
+        log_node_count = _LOG_NODE_COUNTS[name](size, dimensions)
         # some of the counts are rough, hence the factor 4; ``graph`` compares the exact count
-        largest = math.log(4 * devices)
-        if name in _LOG_NODE_COUNTS and _LOG_NODE_COUNTS[name](size, dimensions) > largest:
+        if log_node_count > math.log(4 * devices):
             raise ScenarioError(
                 f"{key}: with n = {size} {self.kind!r} has more than {devices} nodes, one a device"
             )
@@ -149,15 +152,10 @@ class Topology(Spec):
                 has another count of nodes than ``devices``.
         """
         generator = self._generator()
-        accepted = inspect.signature(generator).parameters
-        self._check_parameters([*accepted], devices)
+        accepted = [*inspect.signature(generator).parameters]
+        self._check_parameters(accepted, devices)
         self._check_duration(devices)
-        arguments = {**_DEFAULT_ARGUMENTS.get(generator.__name__, {}), **self.parameters}
-        if "seed" in accepted:
-            arguments["seed"] = seed
-        if "n" in accepted and "n" not in arguments:
-            # a star of networkx has a hub besides its n nodes
-            arguments["n"] = devices - 1 if generator.__name__ == "star_graph" else devices
+        arguments = self._arguments(generator.__name__, accepted, devices, seed)
         try:
             graph = generator(**arguments)
             graph = networkx.convert_node_labels_to_integers(graph, ordering="sorted")
@@ -174,3 +172,22 @@ class Topology(Spec):
             )
         graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
         return graph
+
+    def _arguments(
+        self, name: str, accepted: Sequence[str], devices: int, seed: int
+    ) -> dict[str, object]:
+        """Return the arguments of the graph's generator, by name.
+
+        Args:
+            name: name of the generator.
+            accepted: names of the generator's parameters.
+            devices: count of devices, from which the parameter ``n`` follows if it is not given.
+            seed: seed of a graph with random edges.
+        """
+        arguments = {**_DEFAULT_ARGUMENTS.get(name, {}), **self.parameters}
+        if "seed" in accepted:
+            arguments["seed"] = seed
+        if "n" in accepted and "n" not in arguments:
+            # a star of networkx has a hub besides its n nodes
+            arguments["n"] = devices - 1 if name == "star_graph" else devices
+        return arguments

@@ -395,6 +395,7 @@ class TorchTrainer(Trainer):
             every = self.schedule.every
             step_count = sum(ends_step for _, ends_step in shares)
             length = context.epochs if every == "epoch" else step_count
+            # a schedule by rounds sets the rate of this round here, and then stays
             schedule = self.schedule.build(optimiser, length, context.round)
         options = self.loss_options
         for (x, y), (share, ends_step), ends_epoch in zip(data, shares, data.ends, strict=True):
