@@ -191,20 +191,30 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
     Returns:
         Epsilon of (epsilon, ``delta``)-differential privacy.
     """
+    if accountant == "pld":
+        return _epsilon_by_loss_distributions(noise, draws, delta)
+    return _epsilon_by_divergences(noise, draws, delta)
+
+
+def _epsilon_by_loss_distributions(noise: float, draws: Draws, delta: float) -> float:
+    """Compute the epsilon of all rounds by the distributions of the privacy loss (``epsilon``)."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    losses: list[Any] = []  # of the rounds with the same counts together
+    for (clients, devices), rounds in sorted(draws.items()):
+        # Losses are rounded up to multiples of the interval, so that epsilon is never too small.
+        loss = from_gaussian_mechanism(
+            noise, sampling_prob=clients / devices, value_discretization_interval=1e-3
+        )
+        losses.append(loss if rounds == 1 else loss.self_compose(rounds))
+    composed = reduce(type(losses[0]).compose, losses)
+    return float(composed.get_epsilon_for_delta(delta))
+
+
+def _epsilon_by_divergences(noise: float, draws: Draws, delta: float) -> float:
+    """Compute the epsilon of all rounds by Renyi divergences (``epsilon``)."""
     from dp_accounting.rdp import compute_epsilon
 
-    if accountant == "pld":
-        losses: list[Any] = []
-        for (clients, devices), rounds in sorted(draws.items()):
-            # Losses are rounded up to multiples of the interval, so that epsilon is never too
-            # small.
-            loss = from_gaussian_mechanism(
-                noise, sampling_prob=clients / devices, value_discretization_interval=1e-3
-            )
-            losses.append(loss if rounds == 1 else loss.self_compose(rounds))
-        composed = reduce(type(losses[0]).compose, losses)
-        return float(composed.get_epsilon_for_delta(delta))
     orders: Sequence[float] = ()  # always the same
     divergences = []
     for (clients, devices), rounds in sorted(draws.items()):
@@ -297,6 +307,11 @@ class Private(Aggregation):
 
     @model_validator(mode="after")
     def _check_privacy(self) -> Self:
+        """Check that epsilon can be computed, and that ``adaptive`` fits ``where`` and ``noise``.
+
+        Raises:
+            ValueError: the package dp-accounting is missing, or a key does not fit.
+        """
         if self.account and self.noise and find_spec("dp_accounting") is None:
             raise ValueError(
                 "'account' is true, which needs a package: pip install 'dp-accounting>=0.6' "

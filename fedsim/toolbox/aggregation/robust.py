@@ -290,6 +290,7 @@ class _ByDistance(Robust):
         """
         updates = [entry["update"] for entry in entries]
         if not server.models.learns:
+            # for the memory forecast of ``fedsim check``, whose trial has no weights
             await server.models.note_skipped(updates)
             return weights
         if self._are_too_few(len(entries)):

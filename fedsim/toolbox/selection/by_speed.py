@@ -94,8 +94,9 @@ class FedCS(BySpeed):
         uploads_s = 0.0  # time from the last download until the last update
         while candidates and len(cohort) < count:
             predictions = {}  # downloads_s and uploads_s if the device joins the cohort
-            for device, (down, training, up) in candidates.items():
-                predictions[device] = (max(downloads_s, down), max(uploads_s, training) + up)
+            for device, (down_s, training_s, up_s) in candidates.items():
+                # its upload begins when it has trained and the uploads before have ended
+                predictions[device] = (max(downloads_s, down_s), max(uploads_s, training_s) + up_s)
             best = min(predictions, key=lambda device: sum(predictions[device]))
             del candidates[best]
             if sum(predictions[best]) <= self.time:
@@ -203,10 +204,15 @@ class FLANP(BySpeed):
         if state.stage is None:
             state.stage = self.first
         available = available_devices(server, among)
-        times = {device: state.times[device] for device in available if device in state.times}
+        durations_s = {}
+        unreported = list[int]()
+        for device in available:
+            if device in state.times:
+                durations_s[device] = state.times[device]
+            else:
+                unreported.append(device)
         size = min(count, state.stage)
-        fastest = _fastest(size, times)
-        unreported = [device for device in available if device not in state.times]
+        fastest = _fastest(size, durations_s)
         if unreported:  # they are asked, and ``choose`` then fills the rest of the stage from them
             state.room.append(size - len(fastest))
         return fastest + unreported
@@ -240,8 +246,8 @@ class FLANP(BySpeed):
             models: not used.
         """
         clients = state.stage
-        # None until the strategy calls ``select``; some strategies select the first clients
-        # themselves
+        # ``stage`` is None until the strategy calls ``select``; some strategies select the first
+        # clients themselves.
         if not received or clients is None:
             return
         samples = sum(entry["samples"] for entry in received)
@@ -273,10 +279,11 @@ class FLANP(BySpeed):
         """
         lr = server.setting.lr_in(round_number)
         squares = []
-        for start in dict.fromkeys(entry["start"] for entry in received):
+        received_models = dict.fromkeys(entry["start"] for entry in received)  # each once, in order
+        for start in received_models:
             entries = [entry for entry in received if entry["start"] == start]
             models = [start]
-            shares = []
+            shares = []  # for each entry its factor of (start - update)
             for entry in entries:
                 models.append(entry["update"])
                 divisor = max(total * lr * entry["contents"]["steps"], 1e-300)  # never 0

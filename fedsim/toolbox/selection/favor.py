@@ -217,7 +217,7 @@ class FAVOR(Selection):
         remaining = list(candidates)
         cohort = list[int]()
         for is_random in explores[: len(candidates)]:
-            device = remaining[0]
+            device = remaining[0]  # a random one, as the order of candidates is random
             if q_values is not None and not is_random:
                 device = max(remaining, key=q_values.__getitem__)
             remaining.remove(device)
@@ -291,7 +291,7 @@ class FAVOR(Selection):
         reward = await self._reward(server, state, models)
         for entry in received:
             device = entry["device"]
-            old_model = state.local.get(device, state.first)
+            old_model = state.local.get(device, state.first)  # kept if the update is not finite
             state.local[device] = server.models.mix([(entry["update"], 1.0)], otherwise=old_model)
         self._observe(server, state)
         for entry in received:
@@ -319,6 +319,7 @@ class FAVOR(Selection):
         state.axes = apply(principal_axes, local_models, size=axes_size, count=axis_count)
         layers = self._sizes(server)
         size = agent_size(**layers)
+        # ``new_agent`` does not use its list of models
         state.agent = apply(new_agent, [state.first], stream=("agent",), size=size, **layers)
         state.older = state.agent
         state.model = state.first
@@ -390,10 +391,10 @@ class FAVOR(Selection):
             state.older = state.agent
         size = agent_size(**self._sizes(server))
         generator = server.rng("replay", round_number)
-        draws = generator.integers(len(state.replay), size=(self.steps, self.batch))
-        for indices in draws.tolist():
-            replayed = [state.replay[index] for index in indices]
-            states, devices, rewards, next_states = zip(*replayed, strict=True)
+        batches = generator.integers(len(state.replay), size=(self.steps, self.batch))
+        for indices in batches.tolist():  # one step of Adam for each batch
+            actions = [state.replay[index] for index in indices]
+            states, devices, rewards, next_states = zip(*actions, strict=True)
             state.agent = server.models.apply(
                 trained_agent,
                 [state.agent, state.older, *states, *next_states],
@@ -526,8 +527,9 @@ def trained_agent(
     agent prefers there. Source: double Q-learning (van Hasselt et al., 2016), as in FAVOR.
 
     Args:
-        models: the arrays of the agent and of the older agent (weights, Adam's moments, steps), the
-            state before each chosen action, and the state after each chosen action.
+        models: arrays. First the agent and the older agent, each as ``new_agent`` lays it out
+            (weights, Adam's moments, count of steps). Then the state before each chosen action, and
+            the state after each chosen action, [inputs] each.
         hidden: count of units in the hidden layer.
         action_count: count of possible actions.
         discount: gamma, the weight of the next state's value.
@@ -541,28 +543,58 @@ def trained_agent(
     import torch
 
     agent, older = _tensors(models[:2])
-    all_states = torch.tensor(np.array(models[2:]))
-    states, next_states = torch.split(all_states, len(chosen))
-    weight_count = (len(agent) - 1) // 3
-    parameters, first_moment, second_moment = torch.split(agent[:-1], weight_count)
+    count = len(chosen)
+    states, next_states = torch.split(torch.tensor(np.array(models[2:])), count)  # [count, inputs]
+    parameters, *_ = _unpack(agent)
+    older_parameters, *_ = _unpack(older)
     parameters.requires_grad_()
-    rows = torch.arange(len(chosen))
+    rows = torch.arange(count)
     with torch.no_grad():
-        best = q_values(parameters, next_states, hidden, action_count).argmax(1)
-        next_values = q_values(older[:weight_count], next_states, hidden, action_count)[rows, best]
+        preferred = q_values(parameters, next_states, hidden, action_count).argmax(1)
+        next_values = q_values(older_parameters, next_states, hidden, action_count)[rows, preferred]
         targets = torch.tensor(rewards) + discount * next_values
     values = q_values(parameters, states, hidden, action_count)[rows, torch.tensor(chosen)]
     error = values - targets
     (gradient,) = torch.autograd.grad(error.square().mean(), parameters)
-    # Adam with its usual constants: beta_1 = 0.9, beta_2 = 0.999, epsilon = 1e-8
+    trained: Floats32 = _adam_step(agent, gradient, lr).numpy()
+    return trained
+
+
+def _adam_step(agent: "Tensor", gradient: "Tensor", lr: float) -> "Tensor":
+    """Return the array of FAVOR's agent after a step of Adam.
+
+    Args:
+        agent: the array, as ``new_agent`` lays it out.
+        gradient: gradient of the loss by the agent's weights, flat.
+        lr: learning rate.
+    """
+    import torch
+
+    # the usual constants: beta_1 = 0.9, beta_2 = 0.999, epsilon = 1e-8
+    parameters, first_moment, second_moment, steps = _unpack(agent)
     first_moment = 0.9 * first_moment + 0.1 * gradient
     second_moment = 0.999 * second_moment + 0.001 * gradient.square()
-    steps = float(agent[-1]) + 1
+    steps += 1
     scale = (second_moment / (1 - 0.999**steps)).sqrt() + 1e-8
     step = lr * (first_moment / (1 - 0.9**steps)) / scale
-    parts = [parameters.detach() - step, first_moment, second_moment, torch.tensor([steps])]
-    trained: Floats32 = torch.cat(parts).numpy()
-    return trained
+    return torch.cat([parameters - step, first_moment, second_moment, torch.tensor([steps])])
+
+
+def _unpack(agent: "Tensor") -> "tuple[Tensor, Tensor, Tensor, float]":
+    """Split the array of FAVOR's agent.
+
+    Args:
+        agent: the array, as ``new_agent`` lays it out.
+
+    Returns:
+        Views of the weights, and of Adam's first and second moment of each weight; and the count of
+        Adam's steps.
+    """
+    import torch
+
+    weight_count = (len(agent) - 1) // 3  # three arrays of this length, and the count of steps
+    parameters, first_moment, second_moment = torch.split(agent[:-1], weight_count)
+    return parameters, first_moment, second_moment, float(agent[-1])
 
 
 @pure
@@ -582,7 +614,9 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
     rows = np.array(models, dtype=np.float64)
     mean = rows.mean(axis=0)
     rank = min(count, len(rows) - 1)
-    axes = np.linalg.svd(rows - mean, full_matrices=False)[2][:rank]
+    _, _, right_vectors = np.linalg.svd(rows - mean, full_matrices=False)
+    axes = right_vectors[:rank]  # [rank, d]
+    # an SVD leaves the sign of each axis open
     largest_columns = np.abs(axes).argmax(axis=1)
     axes *= np.sign(axes[np.arange(rank), largest_columns])[:, None]
     zero_axes = np.zeros((count - len(axes)) * len(mean))

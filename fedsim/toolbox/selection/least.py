@@ -37,6 +37,18 @@ class LeastAsked(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
+        """Select the available devices that were asked least often, and count that they are asked.
+
+        Args:
+            server: the run's server.
+            state: the selection's memory, with the count for each device.
+            count: largest count of clients.
+            ids: the index of the round, and further numbers; they name the random stream.
+            among: IDs of the devices to select from; None: all devices.
+
+        Returns:
+            At most ``count`` device IDs.
+        """
         counts = state.asked
         # a sample of all, in random order: of equal counts ``nsmallest`` takes the first
         shuffled = server.clients.sample(server.devices, "select", *ids, among=among)
@@ -83,6 +95,21 @@ class LeastAvailable(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
+        """Select the devices that were available in the smallest share of rounds so far.
+
+        At the first call in a round, the round is added to the counts of the devices that are
+        available or have a task.
+
+        Args:
+            server: the run's server.
+            state: the selection's memory, with the counts of rounds.
+            count: largest count of clients.
+            ids: the index of the round, and further numbers; they name the random stream.
+            among: IDs of the devices to select from; None: all devices.
+
+        Returns:
+            At most ``count`` IDs of available devices.
+        """
         round_number = ids[0]
         availability = state.availability
         if state.counted != round_number:  # a round may select several times

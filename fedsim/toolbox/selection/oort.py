@@ -232,12 +232,14 @@ class Oort(Selection):
         utility, last_round, duration_s = np.array(entries, dtype=np.float64).T
         utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
         if self.scale == "unit":
-            utility = (utility - utility.min()) / max(float(np.ptp(utility)), 1e-4)
+            spread = max(float(np.ptp(utility)), 1e-4)  # not 0 if all U are equal
+            utility = (utility - utility.min()) / spread
         is_slow = duration_s > preferred
+        # the maximum avoids a division by 0
         speed = np.where(is_slow, preferred / np.maximum(duration_s, 1e-9), 1.0)
-        factor = speed**self.penalty
+        penalty_factor = speed**self.penalty
         absence_bonus = np.sqrt(0.1 * math.log(round_number) / last_round)
-        return np.asarray((utility + absence_bonus) * factor)
+        return np.asarray((utility + absence_bonus) * penalty_factor)
 
     def _draw_best(
         self, server: Server, state: OortState, count: int, reporters: list[int], ids: Ids
@@ -261,12 +263,13 @@ class Oort(Selection):
             return []
         entries = [state.known[device] for device in reporters]
         utility = self.utilities(entries, state.round, self.preferred(state))
+        # positions in ``reporters``, the highest utility first
         order = np.argsort(-utility, kind="stable")
         least_utility = self.cutoff * utility[order[count - 1]]
         eligible = order[utility[order] >= least_utility]
         variates = server.rng("exploit", *ids).standard_exponential(len(eligible))
-        indices = eligible[draw_weighted(utility[eligible], count, variates)]
-        return [reporters[index] for index in indices.tolist()]
+        drawn = eligible[draw_weighted(utility[eligible], count, variates)]
+        return [reporters[position] for position in drawn.tolist()]
 
     def on_task_end(self, server: Server, state: OortState, message: TaskEnd) -> None:
         """Store the duration of a client's task, and the loss that the client has reported.
@@ -305,8 +308,8 @@ class Oort(Selection):
         """
         reports = state.reports
         state.reports = {}
-        harvest = 0.0
-        losses = [1.0] * len(reports)
+        harvest = 0.0  # total utility of the round's clients
+        losses = [1.0] * len(reports)  # in runs without learning
         if server.models.learns:
             values = await server.models.numbers([loss for _, loss in reports.values()])
             losses = [float(value[0]) for value in values]
@@ -315,7 +318,7 @@ class Oort(Selection):
             harvest += utility
             _utility, _last_round, duration_s = state.known[device]
             state.known[device] = (utility, state.round, duration_s)
-        if self.pacer_step is None:
+        if self.pacer_step is None:  # pacer of the published code
             state.percentile = self.percentile(state.harvest, harvest, state.percentile)
         else:
             preferred = self.pacer_step if state.preferred is None else state.preferred
@@ -332,7 +335,11 @@ class Oort(Selection):
         """
         if self.pacer_step is not None:
             return self.pacer_step if state.preferred is None else state.preferred
-        durations_s = sorted(duration for _, last, duration in state.known.values() if last)
+        durations_s = list[float]()
+        for _utility, last_round, duration_s in state.known.values():
+            if last_round:  # 0 if the client has never reported
+                durations_s.append(duration_s)
+        durations_s.sort()
         share = state.percentile / 100
         if not durations_s or share >= 1:
             return math.inf

@@ -101,6 +101,22 @@ class PowerOfChoice(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
+        """Draw candidates in proportion to their samples, and select among them if losses are known.
+
+        If candidates are asked for their loss, all of them are returned, and ``choose`` selects
+        among them. Otherwise the candidates with the highest losses that they have reported are
+        returned.
+
+        Args:
+            server: the run's server.
+            state: the selection's memory, with sample counts and losses.
+            count: largest count of clients.
+            ids: the index of the round, and further numbers; they name the random stream.
+            among: IDs of the devices to select from; None: all devices.
+
+        Returns:
+            Device IDs.
+        """
         available = available_devices(server, among)
         samples = state.samples
         mean_samples = sum(samples.values()) / len(samples) if samples else 1.0
@@ -109,10 +125,11 @@ class PowerOfChoice(Selection):
         )
         # a variate for every device, so that it does not depend on which devices are available
         variates = server.rng("select", *ids).standard_exponential(server.devices)
-        indices = draw_weighted(weights, max(self.candidates, count), variates[available])
-        candidates = [available[index] for index in indices]
+        positions = draw_weighted(weights, max(self.candidates, count), variates[available])
+        candidates = [available[position] for position in positions]
         if self.asks:
             return candidates
+        # the highest losses; of equal ones the candidate that was drawn first
         return nsmallest(count, candidates, lambda device: -state.losses.get(device, math.inf))
 
     def on_task_end(self, server: Server, state: PowerOfChoiceState, message: TaskEnd) -> None:
