@@ -80,7 +80,7 @@ class Campaign:
         await self._close_if_over()
 
     def _ask(self, devices: Iterable[int]) -> None:
-        """Send each idle device its task, and wait for the return of the others."""
+        """Send each idle device its task, and wait for the return of all other devices."""
         state = self._state
         assert state.job is not None
         for device in devices:

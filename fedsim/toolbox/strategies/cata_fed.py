@@ -316,10 +316,10 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         """
         params = self.params
         limit = Limit(
-            budget=instruction[TIME_LIMIT],
+            budget=instruction[TIME_LIMIT],  # T (s)
             adaptive=params.adaptive,
-            at_least=1 if params.adaptive else params.local_epochs,
-            go_on=True,
+            at_least=1 if params.adaptive else params.local_epochs,  # epochs; fewer: a straggler
+            go_on=True,  # a straggler answers too
             cut_undoes=params.cut_epoch == "lost",
         )
         if params.upload_time == "ignored":
@@ -331,14 +331,33 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return replace(limit, reserve_upload=upload_bytes)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        params = self.params
+        """Return the client's data size on connection, or after a training its answer.
+
+        After a finished epoch the answer has the update; otherwise the client is a straggler, and
+        its answer is ``_straggler_reply``.
+
+        Args:
+            device: the device, whose state is changed.
+            instruction: the message; its job is ``connect`` or a training.
+            result: the result of the training, without update if no epoch was finished.
+        """
         if instruction.job == "connect":
             return {"size-report": self._part_sizes(device)[0]}
         # The state changes even if the answer does not arrive: the device itself knows when it has
         # trained, and whether it was too slow.
         device.state["trained_at"] = device.clock_s
-        if result.update is not None:
-            return {"update": result.update, HAS_FINISHED: 1, "samples": Header(result.samples)}
+        if result.update is None:
+            return self._straggler_reply(device, instruction)
+        return {"update": result.update, HAS_FINISHED: 1, "samples": Header(result.samples)}
+
+    def _straggler_reply(self, device: Device, instruction: Instruction) -> Contents:
+        """Halve the parts of the data of a client that was too slow, and return its answer.
+
+        The answer has the unchanged model (key ``straggler_upload``), and the sizes of the new
+        parts. Data are not halved without ``mitigation``, or if parts would become too small.
+        """
+        params = self.params
+        # The measured time is deleted, as one slow upload could leave no time for later trainings.
         device.state.pop("upload_s", None)
         contents: dict[str, object] = {}
         if params.straggler_upload == "model":
@@ -431,6 +450,11 @@ class CataFed(FedAvg[CataFedParams]):
         self._time_limit_s = limit
 
     async def on_start(self) -> None:
+        """Connect all available clients; all other clients connect when they return.
+
+        The first round opens when the connected clients have reported their data sizes, or at once,
+        without clients, if none is available.
+        """
         devices = self.server.devices
         clients = self.server.clients
         self.state.model = self.server.models.initial()
@@ -443,17 +467,25 @@ class CataFed(FedAvg[CataFedParams]):
                 await self.on_arrival(device)
             elif clients.await_return(device):
                 self.state.away += 1
-        if not online:  # then the round waits for a client
+        if not online:  # the round is opened here, as no report will open it; it waits for a client
             self._open_round()
 
     def select(self) -> list[int]:
+        """Return the clients of the round, after clusters are made anew if a size was reported.
+
+        With ``proportional-fair`` they are the group of clients that has waited longest, with
+        ``round-robin`` random clients of each cluster in turn, with ``random`` any clients.
+
+        Returns:
+            Device IDs; empty if no client is connected.
+        """
         state = self.state
         params = self.params
         round_number = state.round
         if state.reported:
             self._cluster_clients()
         count = params.clients_per_round
-        cluster = np.array(state.cluster)
+        cluster = np.array(state.cluster)  # cluster index of each client; -1: disconnected
         generator = self.server.rng("select", round_number)
         match params.selection:
             case "random":
@@ -466,7 +498,7 @@ class CataFed(FedAvg[CataFedParams]):
                 cohort = fairest_group(blocks, waiting, generator)
         clients: list[int] = cohort.tolist()
         for client in clients:
-            state.zeroed[client] = round_number + 1
+            state.zeroed[client] = round_number + 1  # its wait is counted from the next round on
         state.awaits_client = False
         return clients
 
@@ -479,8 +511,8 @@ class CataFed(FedAvg[CataFedParams]):
         state = self.state
         clusters = self.params.clusters
         sizes = np.array(state.sizes)
-        connected = np.flatnonzero(sizes)
-        cluster = np.full(len(sizes), -1)
+        connected = np.flatnonzero(sizes)  # a disconnected client has size 0
+        cluster = np.full(len(sizes), -1)  # cluster index of each client
         if len(connected):
             bounds = moderate_range(sizes[connected])
             cluster[connected] = cluster_numbers(sizes[connected], clusters, bounds)

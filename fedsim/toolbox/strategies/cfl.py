@@ -131,7 +131,7 @@ class CFL(Grouped[CFLParams]):
         selected.
         """
         asks_all = self.params.clients_per_round is None
-        candidates = None
+        candidates = None  # all devices
         if self.params.order == "recursive":
             candidates = self._devices_of_next_leaf()
         if candidates is None:
@@ -167,6 +167,10 @@ class CFL(Grouped[CFLParams]):
                 self.move(device, self.state.node_reached.pop(device, 0), "start")
 
     async def aggregate(self) -> None:
+        """Find the clusters to split by the round's updates; split them, and aggregate the updates.
+
+        Clusters are split after the aggregation, or before it with ``follows = "published-code"``.
+        """
         cuts = await self._find_cuts()
         for entry in self.state.received:
             self.state.last_change[entry["device"]] = ModelChange.of(entry)
@@ -188,7 +192,7 @@ class CFL(Grouped[CFLParams]):
             The splits, not yet carried out.
         """
         state = self.state
-        schedule = self.params.split_rounds
+        schedule = self.params.split_rounds  # None: splits are decided by norms alone
         if schedule is not None and not self._split_is_due(schedule):
             return []
         if not self.server.models.learns:
@@ -255,7 +259,7 @@ class CFL(Grouped[CFLParams]):
     ) -> None:
         """Remove converged clusters from ``state.unconverged``, the clusters that still train.
 
-        Called with ``order = "recursive"``, in which one cluster trains after the other. A cluster
+        Called with ``order = "recursive"``, in which clusters train one by one. A cluster
         that is about to be split is not removed. The run is stopped if no cluster remains.
 
         Args:
@@ -298,19 +302,19 @@ class CFL(Grouped[CFLParams]):
         received = self.state.received
         self.server.compute("distances", len(received), self.setting.parameters)
         differences = await self._differences([ModelChange.of(entry) for entry in received])
-        updates = {}
+        updates = {}  # task ID -> update
         for entry, difference in zip(received, differences, strict=True):
             updates[entry["task"]] = difference
         clusters = list[Cluster]()
         for group in sorted({entry["group"] for entry in received}):
-            entries: list[Entry] = []
+            entries: list[Entry] = []  # with finite updates, sorted by device ID
             for entry in self._received_from(group):
                 if np.isfinite(updates[entry["task"]]).all():
                     entries.append(entry)
             if entries:
-                finite = [updates[entry["task"]] for entry in entries]
-                norms = norms_of(finite, self.params.aggregation.weights(entries))
-                clusters.append(Cluster(group, entries, finite, norms))
+                finite_updates = [updates[entry["task"]] for entry in entries]
+                norms = norms_of(finite_updates, self.params.aggregation.weights(entries))
+                clusters.append(Cluster(group, entries, finite_updates, norms))
         return clusters
 
     def _received_from(self, group: int) -> list[Entry]:
@@ -329,9 +333,9 @@ class CFL(Grouped[CFLParams]):
         generator = self.server.rng("split", self.state.round)
         group = divisible[int(generator.integers(len(divisible)))]
         entries = self._received_from(group)
-        order = generator.permutation(len(entries)).tolist()
-        half = len(order) // 2
-        sides = (sorted(order[:half]), sorted(order[half:]))
+        positions = generator.permutation(len(entries)).tolist()
+        half = len(positions) // 2
+        sides = (sorted(positions[:half]), sorted(positions[half:]))
         self.state.scheduled += 1
         return [Cut(group, entries, sides, criteria={}, cosines=None)]
 
@@ -441,7 +445,7 @@ class CFL(Grouped[CFLParams]):
             state.children.append(None)
         if cut.group in state.unconverged:
             position = state.unconverged.index(cut.group)
-            # reversed, as the last one trains first
+            # both replace the cluster; reversed, as the last one trains first
             state.unconverged[position : position + 1] = reversed(children)
         return children
 
@@ -475,6 +479,7 @@ class CFL(Grouped[CFLParams]):
         """
         if not updates:
             return {}
+        # the updates at the split, by which the parts were made, and the part of each
         references = list[ModelChange]()
         child_of_reference = list[int]()
         for child in children:
@@ -489,8 +494,8 @@ class CFL(Grouped[CFLParams]):
             return child_of
         differences = await self._differences([*references, *updates.values()])
         count = len(references)
-        most_similar = most_alike(differences[count:], differences[:count])
-        for device, position in zip(updates, most_similar, strict=True):
+        positions = most_alike(differences[count:], differences[:count])  # in ``references``
+        for device, position in zip(updates, positions, strict=True):
             child_of[device] = child_of_reference[position]
         return child_of
 

@@ -70,6 +70,7 @@ class CFLParams(GroupedParams):
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
+        """Check that ``split_rounds`` are ascending, and not given with ``order = "recursive"``."""
         rounds = self.split_rounds
         if self.order == "recursive" and rounds is not None:
             raise ValueError(

@@ -167,9 +167,9 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             return
         server.cancel_timer("begin")
         latencies_s = [figure for figure in state.figures if figure is not None]
-        parts = np.array_split(sorted(latencies_s), tiers)
-        # highest latency (s) of each tier except the last one
-        state.cuts = [float(part[-1]) for part in parts[:-1]]
+        latencies_of_tiers = np.array_split(sorted(latencies_s), tiers)
+        # highest latency (s) of each tier except the last one, which has no upper border
+        state.cuts = [float(latencies[-1]) for latencies in latencies_of_tiers[:-1]]
         self._assign_tiers(devices)
         counts = [len(members) for members in state.members]
         server.emit("latency-tiers", bounds=state.cuts, members=counts)
@@ -189,7 +189,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         model = state.model
         cohort = self.server.clients.sample(
             self.params.clients_per_round,
-            "select",
+            "select",  # the name of the random stream: a purpose, and two numbers
             tier,
             state.tier_draws[tier],
             among=state.members[tier],
@@ -198,7 +198,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             task = self.server.ask(device, {"model": model}, round=version, group=tier)
             state.open[task] = OpenTask(version, model) | {"tier": tier}
         state.tier_draws[tier] += 1
-        if not self._is_busy(tier):
+        if not self._is_busy(tier):  # no client was available
             self.server.look_again(f"tier/{tier}", self.params.retry)
 
     def _is_busy(self, tier: int) -> bool:
@@ -233,7 +233,8 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             entry = self.entry(message, task.model)
             entry["version"] = task.version
             state.received[tier].append(entry)
-        if state.over or self._is_busy(tier):
+        is_last_task = not self._is_busy(tier)
+        if state.over or not is_last_task:
             return
         if not state.received[tier]:
             self.server.look_again(f"tier/{tier}", self.params.retry)
@@ -256,6 +257,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         aggregation = self.params.aggregation.for_rounds_of(self.params.clients_per_round)
         received = state.received[tier]
         state.received[tier] = []
+        # the tier's model
         weights = await aggregation.weigh(self.server, received, aggregation.weights(received))
         aggregation_state = state_of_slot(state.aggregation, tier, aggregation)
         # Clients' changes are relative to the global model that they received, not to the tier's
@@ -265,6 +267,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self.server, aggregation_state, received, weights, start
         )
         state.counts[tier] += 1
+        # the global model, whose record has the weight and the staleness of each update
         for entry, weight in zip(received, weights, strict=True):
             entry |= {"weight": weight, "staleness": state.version - entry["version"]}
         model = self.server.models.mix(self._cross_tier_parts(), otherwise=state.model)

@@ -26,6 +26,14 @@ class FedBNParams(AggregatingParams):
     keeps: Literal["layers", "statistics"] = "layers"
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
+        """Return for each tensor of the model whether it stays on the devices, by ``keeps``.
+
+        Args:
+            tensors: the tensors of the model.
+
+        Raises:
+            ScenarioError: no tensor would stay.
+        """
         if self.keeps == "statistics":
             stays = [_is_statistic(tensor) for tensor in tensors]
             name = "running statistics"

@@ -170,7 +170,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         state = self.state
         server = self.server
         selection = self.params.selection
-        state.refilling = False
+        state.refilling = False  # clients are replaced now
         if self._waits_for_clients():
             return
         resting = {device for group in state.groups.values() for device in group.arrived}
@@ -184,8 +184,8 @@ class FedCompass(Asynchronous[FedCompassParams]):
         # The fastest client comes first, as a client joins a group that an earlier one has opened.
         for device in sorted(devices, key=self._speed_order):
             self._ask(device)
-        # Too few clients were available: try again later. If no task is open, no end of a task
-        # refills either, so that ``look_again`` also ends a run in which no client will ever come.
+        # If too few clients were available, try again later. ``look_again`` also ends a run in
+        # which no client will ever be available; this need not be checked while a task is open.
         if not state.open:
             server.look_again("refill", self.params.retry)
         elif len(state.open) + len(resting) < self.params.concurrency:
@@ -342,7 +342,6 @@ class FedCompass(Asynchronous[FedCompassParams]):
         self.params.selection.on_task_end(self.server, state.selection, message)
         if state.over:
             return
-        # index None: the client's first task, in no group; group None: no group, or an aggregated one
         index = state.group_of.pop(device, None)
         group = None if index is None else state.groups.get(index)
         if group is not None:
@@ -350,9 +349,9 @@ class FedCompass(Asynchronous[FedCompassParams]):
         if message.outcome == "done":
             self._estimate_speed(device)
             update = self._make_update(message, task)
-            if index is None:
+            if index is None:  # the client's first task, in no group
                 await self._publish([update])
-            elif group is None:
+            elif group is None:  # the group has been aggregated already
                 state.late.append(update)
             else:
                 group.arrived.append(device)

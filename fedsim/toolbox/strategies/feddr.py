@@ -75,7 +75,7 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         received = instruction["model"]
         parts = [
             (received, 1.0),
-            (result.update, 2.0),
+            (result.update, 2.0),  # x_i
             (self._next_y(device, instruction), -1.0),
             (self._point(device, "z"), -1.0),
         ]

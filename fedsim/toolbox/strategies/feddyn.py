@@ -125,12 +125,12 @@ class FedDyn(FedAvg[FedDynParams]):
         state.moved = await mean_after_changes(
             self.server,
             self.params.aggregation,
-            states=state.moves,
-            mean=state.moved,
+            states=state.moves,  # s_k of each device
+            mean=state.moved,  # s
             entries=entries,
             changes=changes(self.server, entries),
         )
-        return await super().next_model(model, entries, slot, **record)
+        return await super().next_model(model, entries, slot, **record)  # ``advance`` adds s
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
         parts = [(aggregated, 1.0), (self.state.moved, 1.0)]

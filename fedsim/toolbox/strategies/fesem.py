@@ -88,7 +88,7 @@ class FeSEM(Grouped[FeSEMParams]):
         initial_model = self.server.models.initial
         initial = initial_model()
         self.state.last = [initial] * self.server.devices
-        if self.params.as_published:  # group models differ from the clients' initial model
+        if self.params.as_published:  # other draws, so that groups differ, also from ``initial``
             self.state.models = [initial_model(1 + group) for group in range(groups)]
         else:
             self.state.models = [initial] * groups
@@ -125,6 +125,7 @@ class FeSEM(Grouped[FeSEMParams]):
         models = self.state.models
         last_models = [self.state.last[device] for device in devices]
         if not server.models.learns:
+            # for the memory forecast of ``fedsim check``, whose trial has no weights
             await server.models.note_skipped([*models, *last_models])
             return self.random_groups(len(devices), "e-step", self.state.round)
         server.compute("distances", len(devices), server.setting.parameters, len(models))
@@ -178,13 +179,13 @@ class FeSEM(Grouped[FeSEMParams]):
         """
         state = self.state
         server = self.server
-        count = len(state.models)
-        is_enough = len(senders) >= count
+        group_count = len(state.models)
+        is_enough = len(senders) >= group_count
         if server.models.learns and is_enough and not state.begun:
-            last = await server.models.values([state.last[device] for device in senders])
-            rows = np.stack(last).astype(np.float64)
-            server.compute("k-means", len(rows), rows.shape[1], count)
-            groups: list[int] = kmeans(rows, count, server.rng("k-means")).tolist()
+            last_models = await server.models.values([state.last[device] for device in senders])
+            rows = np.stack(last_models).astype(np.float64)
+            server.compute("k-means", len(rows), rows.shape[1], group_count)
+            groups: list[int] = kmeans(rows, group_count, server.rng("k-means")).tolist()
         else:
             groups = await self._nearest_groups(senders)
         state.begun |= is_enough

@@ -363,13 +363,14 @@ class FlexCFL(Migrating[FlexCFLParams]):
                 model for model, label in zip(models, labels, strict=True) if label == group
             ]
             share = 1 / len(group_models)
+            # models with weights, whose weighted sum is the group's mean
             mean = await self.params.aggregation.total(self.server, group_models, share)
             state.models.append(mix(mean))
             direction = mix([*mean, (state.initial, -1.0)], rescale=False)
             state.directions.append(direction)
         for device, label in zip(devices, labels, strict=True):
             self.settle(device, label, PRE_TRAINING)
-        await self.test_for_shifts(devices)
+        await self.test_for_shifts(devices)  # data may have changed since the pre-training
 
     async def _cluster_devices(self) -> tuple[list[int], list[Ref], list[int]]:
         """Cluster the devices that have trained the initial model, by their updates.
@@ -414,6 +415,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         """
         groups = self.params.groups
         if not self.server.models.learns:
+            # for the memory forecast of ``fedsim check``, whose trial has no weights
             await self.server.models.note_skipped([self.state.initial, *models])
             return None
         initial, *weights = await self.server.models.values([self.state.initial, *models])
@@ -434,8 +436,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
     ) -> Labels:
         """Return the group index of each device, by a clustering of the devices' updates.
 
-        The distance is ``edc`` with k-means, or ``madc`` with complete linkage. The clustering is
-        recorded among the run's events, and the server is charged its time.
+        With ``edc`` k-means clusters the cosines of the updates with the leading singular
+        directions of all updates. With ``madc`` complete linkage joins devices whose cosines with
+        all other updates are similar. The clustering is recorded among the run's events, and the
+        server is charged its time.
 
         Args:
             devices: device IDs, [n].
@@ -529,6 +533,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
             return
         # all mixes below read the groups' models before this step
         models = [state.models[group] for group in inhabited]
+        # messages to the auxiliary server, which makes this step
         for group, model in zip(inhabited, models, strict=True):
             server.exchange({"group-exchange": model}, f"group-{group}", "auxiliary")
         server.compute("distances", len(models), server.setting.parameters)
@@ -543,6 +548,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
     async def _norms(self, models: Sequence[Ref]) -> Floats:
         """Return the L2 norm of each model, float64 [m]; ones in runs without learning."""
         if not self.server.models.learns:
+            # for the memory forecast of ``fedsim check``, whose trial has no weights
             await self.server.models.note_skipped(models)
             return np.ones(len(models))
         weights = await self.server.models.values(models)

@@ -189,12 +189,21 @@ class FLoRA(CutModels):
             self._starts[size] = places_within(self.setting, smaller)
 
     def contents(self, device: int) -> Contents:
+        """Return the model of a device's rank, for the bytes of the stacks that it has not received.
+
+        The device would compute this model itself from the stacks. It costs the bytes of the whole
+        model if that is smaller, or if the device has not answered yet.
+
+        Args:
+            device: ID of the device.
+        """
         state = self.state
         size = self.size_of(device)
         sent_values = self.setting.parameters
         if device in state.served:
             new_stacks = state.stacks[state.served[device] :]
             sent_values = min(sum(new_stacks), sent_values)
+        # values of the present model that the device needs; 0 elsewhere
         models = [state.zero, state.model]
         start = self.server.models.apply(spliced, models, places=self._starts[size])
         return {"model": Opaque(start, 4.0 * sent_values), "size": Header(size)}

@@ -258,12 +258,16 @@ class FPFC(Synchronous[FPFCParams]):
             changed: pairs of device IDs.
         """
         lengths = [0.0] * len(changed)
-        pairs = [self.state.pairs[pair] for pair in changed]
+        differences = [self.state.pairs[pair] for pair in changed]
         if not self.server.models.learns:
-            await self.server.models.note_skipped(pairs, stay=False)
+            # for the memory forecast of ``fedsim check``, whose trial has no weights
+            await self.server.models.note_skipped(differences, stay=False)
         elif changed:
             measured = self.server.models.apply(
-                difference_lengths, pairs, size=len(pairs), compared_from=self._compared_from
+                difference_lengths,
+                differences,
+                size=len(differences),
+                compared_from=self._compared_from,
             )
             lengths = (await self.server.models.value(measured)).tolist()
         self.state.apart |= zip(changed, lengths, strict=True)
@@ -279,7 +283,7 @@ class FPFC(Synchronous[FPFCParams]):
         for pair, distance in self.state.apart.items():
             if distance <= self.params.nu:
                 graph.add_edge(*pair)
-        groups = dict[int, int]()
+        groups = dict[int, int]()  # device ID -> the least device ID of its group
         for component in nx.connected_components(graph):
             groups |= dict.fromkeys(component, min(component))
         groups = dict(sorted(groups.items()))
@@ -298,7 +302,7 @@ class FPFC(Synchronous[FPFCParams]):
             members = [device for device in groups if groups[device] == group]
             samples = [self.state.samples[device] for device in members]
             total = sum(samples)
-            shares = [1 / len(members)] * len(members)
+            shares = [1 / len(members)] * len(members)  # if no member has samples
             if total:
                 shares = [count / total for count in samples]
             parts = [(models[device], share) for device, share in zip(members, shares, strict=True)]
@@ -352,6 +356,8 @@ def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
     Returns:
         The length t.
     """
+    # g'(t) + rho (t - length) = 0 on each piece of g'; the limits are the lengths with t = xi, t =
+    # lam and t = a lam
     if length <= xi + lam / rho:
         return length * xi * rho / (lam + xi * rho)
     if length <= lam + lam / rho:
@@ -386,7 +392,7 @@ def fused(
     first, second, *earlier = models
     delta = first.astype(np.float64) - second
     if earlier:
-        dual = earlier[0][len(first) :]
+        dual = earlier[0][len(first) :]  # after theta
         delta = delta + dual / rho
     distance = length(delta[compared_from:])
     factor = 1.0

@@ -252,7 +252,7 @@ class Grouped(Synchronous[G]):
         answers = [entry["contents"]["id"] for entry in entries]
         if models.learns:
             return await models.choices(answers)
-        await models.note_skipped([answer.ref for answer in answers])
+        await models.note_skipped([answer.ref for answer in answers])  # for ``fedsim check``
         if not entries:
             return []
         return self.random_groups(len(entries), purpose, entries[0]["task"])
@@ -280,14 +280,15 @@ class Grouped(Synchronous[G]):
         return assignment
 
     def select(self) -> list[int]:
+        """Return the round's clients: first devices in turn (``_sweep``), others by selection."""
         count = self.params.asked_per_round
         cohort = self._sweep(count)
         if len(cohort) < count:
-            remaining = None
+            candidates = None  # all devices
             if cohort:
                 devices = range(self.server.devices)
-                remaining = [device for device in devices if device not in cohort]
-            cohort += self.pick(count - len(cohort), among=remaining)
+                candidates = [device for device in devices if device not in cohort]
+            cohort += self.pick(count - len(cohort), among=candidates)
         for device in cohort:
             self.state.asked[device] = True
         return cohort
@@ -331,9 +332,8 @@ class Grouped(Synchronous[G]):
         for group in range(len(models)):
             entries = [entry for entry in self.state.received if entry["group"] == group]
             if entries:
-                models[group] = await self.next_model(
-                    models[group], entries, slot=group, group=group
-                )
+                model = models[group]
+                models[group] = await self.next_model(model, entries, slot=group, group=group)
         await self.after_aggregation()
 
     def center(self, entry: Entry) -> Ref | None:
@@ -364,6 +364,7 @@ class Grouped(Synchronous[G]):
         state = self.state
         if device not in state.unprepared or self.is_preparing(device):
             return
+        # the round's clients are selected, and not yet asked
         about_to_be_asked = device in state.cohort and not state.open
         if about_to_be_asked or not self.server.clients.idle(device):
             return
@@ -410,9 +411,11 @@ class Grouped(Synchronous[G]):
         """
         state = self.state
         device = message.device
-        if message.task not in state.preparing:
+        is_preparation = message.task in state.preparing
+        if not is_preparation:  # the device may have been marked during the task
             self._prepare_outside_round(device)
-            if device in state.unprepared and not self.is_preparing(device):
+            could_not_begin = device in state.unprepared and not self.is_preparing(device)
+            if could_not_begin:
                 self.server.clients.await_return(device)
             await super().on_task_end(message)
             return
@@ -424,7 +427,7 @@ class Grouped(Synchronous[G]):
             return
         if device in state.unprepared:
             self.server.clients.await_return(device)
-        if preparation.in_round:
+        if preparation.in_round:  # the round counts the client as slow or disconnected
             await super().on_task_end(message)
 
     def _store_prepared(self, preparation: Preparation) -> None:
@@ -473,6 +476,7 @@ class Grouped(Synchronous[G]):
             if device in self.state.unprepared:
                 self.state.unprepared.remove(device)
             if preparation.in_round:
+                # The preparation has been open until now, so that the round waits for the training.
                 del self.state.open[preparation.task]
                 self._ask(device, continues=True)
         if len(self.state.received) >= self.params.enough:

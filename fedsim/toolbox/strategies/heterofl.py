@@ -78,7 +78,14 @@ class HeteroFL(CutModels):
     def combine_updates(
         self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]
     ) -> Ref:
-        sizes = list(self._places)
+        """Return the model whose parameters are the means over the updates that contain them.
+
+        Args:
+            model: the present model.
+            entries: the received updates, with the width as ``size`` in their contents.
+            weights: the weight of each update.
+        """
+        sizes = list(self._places)  # widths, in the order of ``places`` below
         return self.server.models.apply(
             mean_of_holders,
             [model, *(entry["update"] for entry in entries)],

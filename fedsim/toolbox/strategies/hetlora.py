@@ -92,6 +92,7 @@ class HetLoRA(CutModels):
         models = self.server.models
         updates = [entry["update"] for entry in entries]
         if not models.learns:
+            # for the memory forecast of ``fedsim check``, whose trial has no weights
             await models.note_skipped(updates)
             return self.weights(entries)
         tensors = self.setting.tensors()

@@ -53,11 +53,20 @@ class HierFAVGParams(SelectingParams, CombiningParams):
 
     @model_validator(mode="after")
     def _check_hierarchy(self) -> Self:
+        """Check that one key sets the length of a training, and that ``selection`` needs no updates.
+
+        Raises:
+            ValueError: both ``kappa1`` and ``local_epochs`` are given, or ``selection`` uses what
+                clients send with their updates.
+        """
         if self.kappa1 is not None and self.local_epochs != 1:
             raise ValueError(
                 "'kappa1' and 'local_epochs' both say how long clients train; give one of them"
             )
-        if self.selection.why_single_updates or (self.selection.talks and not self.selection.asks):
+        # Clients' answers go to edge servers. Only a separate question goes to the server itself.
+        reads_updates = bool(self.selection.why_single_updates)
+        reads_reports = self.selection.talks and not self.selection.asks
+        if reads_updates or reads_reports:
             raise ValueError(
                 f"'selection' is {self.selection.kind!r}, which goes by what clients send with "
                 "their updates, and these end at edge servers; allowed are random, least-asked, "
@@ -216,12 +225,14 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         edge = message.edge
         edge_round = self.state.edges[edge]
         is_done = message.outcome == "done"
-        if is_done and message.direction == "down" and not edge_round.is_lost:
+        can_begin = is_done and message.direction == "down" and not edge_round.is_lost
+        has_finished = is_done and message.direction == "up"
+        if can_begin:
             edge_round.start = message["edge-model"]
             edge_round.model = edge_round.start
             await self._begin_edge_round(edge)
             return
-        if is_done and message.direction == "up":
+        if has_finished:
             self._receive_edge_model(message, edge_round)
         await self._remove_edge(edge)
 
@@ -256,7 +267,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         state = self.state
         server = self.server
         edge_round = state.edges[edge]
-        continues = edge_round.remaining < self.params.kappa2
+        is_first = edge_round.remaining == self.params.kappa2
         clients = list[int]()
         if not state.over:
             clients = [device for device in edge_round.clients if server.clients.idle(device)]
@@ -267,13 +278,15 @@ class HierFAVG(FedAvg[HierFAVGParams]):
                 {"model": edge_round.model},
                 round=state.round,
                 group=edge,
-                continues=continues,
+                continues=not is_first,
                 at_edge=True,
             )
             state.open[task] = device
             edge_round.open.append(task)
-            if continues:
-                state.valid -= 1  # only the client's last task of the round counts
+            if not is_first:
+                # The client was counted as valid for its last task, and now has another one. Only
+                # its last task of the round counts.
+                state.valid -= 1
         if not edge_round.open:
             await self._end_edge_round(edge)
 
@@ -285,7 +298,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         Args:
             message: the client's ended task.
         """
-        if message.job == QUESTION:
+        if message.job == QUESTION:  # of the selection, before the round's training
             await super().on_task_end(message)
             return
         state = self.state
@@ -326,7 +339,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         edge_round.remaining -= 1
         if edge_round.remaining and edge_round.clients and not state.over:
             await self._begin_edge_round(edge)
-        elif edge_round.last:
+        elif edge_round.last:  # its model is the mean of some updates
             contents = {"edge-update": edge_round.model}
             self.server.edges.carry(edge, contents, "up", round=state.round, start=edge_round.start)
         else:

@@ -82,10 +82,18 @@ class IFCAClient(MigratingClient[IFCAParams]):
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
+        """Return the test of the models of all groups, and in a round the training of the best one.
+
+        Args:
+            device: the device.
+            instruction: the message with the models; its job is ``choose`` if the device only
+                chooses its group.
+        """
         limit = self.testing_limit(instruction)
         if instruction.job == "choose":
             return (Evaluate(tuple(instruction["migration"]), limit),)
         test = Evaluate(tuple(instruction["model"]), limit)
+        # BEST stands for the model with the least loss in the test
         if self.params.averaging == "gradients":
             step = Training(BEST, batch_size=ALL_SAMPLES)
             return test, Train(step, Limit(budget=self.training_limit))
@@ -188,6 +196,14 @@ class IFCA(Migrating[IFCAParams]):
     async def next_model(
         self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
+        """Return a group's next model: the mean of its updates, or a step by summed gradients.
+
+        Args:
+            model: the group's present model.
+            entries: the updates of the group's clients.
+            slot: index of the group.
+            record: additional fields of the record ``aggregate``.
+        """
         if self.params.averaging == "models":
             return await super().next_model(model, entries, slot, **record)
         # gradient averaging (Algorithm 1, option I): w + sum_i (w_i - w) / count of all clients

@@ -74,19 +74,25 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         return self.params.measure == "last-batch-cos"
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
-        if instruction.job == COLD_START:
+        """Return the computation of a task by its job: to train, to test models, or to do nothing.
+
+        Args:
+            device: the device, whose state has w_i, the device's local model, as ``own``.
+            instruction: the message with the job, and the models to train or to test.
+        """
+        if instruction.job == COLD_START:  # tests the models of all clusters
             return (Evaluate(tuple(instruction[COLD_START])),)
         match instruction.job:
             case "warm-up":
                 return (Train(self._warm_up(device, instruction)),)
-            case "exchange":
+            case "exchange":  # tests the local models of all devices
                 models = list(instruction["exchange"])
                 # its place among all compared models, as all devices report losses in one order
                 models.insert(instruction["place"], device.state["own"])
                 return (Evaluate(tuple(models)),)
-            case "gradient" if self._keeps_gradient:
+            case "gradient" if self._keeps_gradient:  # sent as the training has stored it
                 return ()
-            case "gradient":
+            case "gradient":  # one step of length 1, so that the update is w_i - gradient
                 return (Train(Training(device.state["own"], batch_size=ALL_SAMPLES, lr=1.0)),)
         return super().work(device, instruction)
 
@@ -99,7 +105,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         if start is None:
             start = device.initial(1 + device.number)
         moment = self.params.moment
-        if isinstance(moment, AfterRounds):
+        if isinstance(moment, AfterRounds):  # as long as a training in these rounds
             return Training(start, self.params.local_epochs)
         if moment.steps is None:
             return Training(start, moment.epochs)
@@ -108,6 +114,17 @@ class LCFLClient(SynchronousClient[LCFLParams]):
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
+        """Return a task's answer by its job; after a training of w_i also store its last gradient.
+
+        The answers: ``cold-start``, the index of the best cluster's model; ``warm-up``, the local
+        model w_i; ``exchange``, the losses of the compared models; ``gradient``, the gradient, or
+        the model after one step along it; ``train``, the update.
+
+        Args:
+            device: the device, in whose state the gradient is stored.
+            instruction: the message that has started the task.
+            result: the trained model, or the test of models.
+        """
         trains_local = "trains-local" in instruction.contents
         if trains_local and self._keeps_gradient and result.trained is not None:
             device.state["unsent-gradient"] = device.last_gradient(result.trained)
@@ -117,10 +134,12 @@ class LCFLClient(SynchronousClient[LCFLParams]):
             case "warm-up":
                 return {"warm-up": result.update, "start": Header(result.start)}
             case "exchange" if result.tested is not None:
-                count = len(instruction["exchange"])
+                # The message costs one scalar for each other device: |L_i(w_j) - L_i(w_i)|, or for
+                # ``loss-gap`` L_i(w_j) and one more for L_i(w_i).
+                scalars = len(instruction["exchange"])
                 if self.params.measure == "loss-gap":
-                    count += 1  # the scalar L_i(w_i) is sent too
-                return {"probe-loss": Lazy("losses", result.tested, count)}
+                    scalars += 1
+                return {"probe-loss": Lazy("losses", result.tested, scalars)}
             case "gradient" if self._keeps_gradient:
                 return {"gradient": device.state["gradient"]}
             case "gradient":
@@ -247,6 +266,10 @@ class LCFL(Grouped[LCFLParams]):
         return {"model": self.state.global_model, "trains-local": Header(True)}
 
     async def aggregate(self) -> None:
+        """Aggregate each cluster's updates into its model; before the clustering the global model.
+
+        The updates of rounds before the clustering are also stored, as the devices' local models.
+        """
         state = self.state
         if state.clustered:
             await super().aggregate()
@@ -278,6 +301,12 @@ class LCFL(Grouped[LCFLParams]):
         )
 
     def _campaign_contents(self, device: int, job: str) -> Contents:
+        """Return the message that starts a device's task of a campaign.
+
+        Args:
+            device: ID of the device.
+            job: job of the campaign: ``warm-up``, ``exchange`` or ``gradient``.
+        """
         state = self.state
         moment = self.params.moment
         match job:
@@ -289,7 +318,7 @@ class LCFL(Grouped[LCFLParams]):
                 compared = state.compared
                 models = [state.local_models[peer] for peer in compared if peer != device]
                 return {"exchange": models, "place": Header(compared.index(device))}
-        return {}  # a device computes its gradient from stored values alone
+        return {}  # ``gradient``: a device computes it from stored values alone
 
     async def on_timer(self, name: str) -> None:
         if name == "gather":
@@ -315,6 +344,11 @@ class LCFL(Grouped[LCFLParams]):
             await self._campaign.begin("warm-up", untrained, self.params.moment.deadline)
 
     async def on_task_end(self, message: TaskEnd) -> None:
+        """Store the answer of a task of the open campaign, or handle the end of a round's task.
+
+        Args:
+            message: the ended task.
+        """
         state = self.state
         campaign = self._campaign
         if not campaign.has_task(message.task):
@@ -379,6 +413,7 @@ class LCFL(Grouped[LCFLParams]):
             devices, distance = await self._compare(devices)
             pairs["distance"] = distance
         else:
+            # for the memory forecast of ``fedsim check``, whose trial has no weights
             await server.models.note_skipped(self._compared_models(devices))
         labels = self._cluster_devices(len(devices), distance)
         record_clustering(server, devices, labels, pairs, measure=self.params.measure)
@@ -389,13 +424,13 @@ class LCFL(Grouped[LCFLParams]):
             state.models.append(await self._first_model(members))
         for device, label in zip(devices, labels, strict=True):
             self.move(device, label, "clustering")
-        # The models and losses are large, and not needed after the clustering.
+        # Models and losses use memory, and are not needed after the clustering.
         state.local_models = {}
         state.starts = {}
         state.compared = []
         state.reports = {}
         state.clustered = True
-        await self.after_aggregation()
+        await self.after_aggregation()  # admits newcomers if the clusters' models differ already
         self._open_round()
 
     async def _first_model(self, members: Sequence[int]) -> Ref:
@@ -431,7 +466,7 @@ class LCFL(Grouped[LCFLParams]):
         positions, distance = await self.distances(devices)
         count = len(positions)
         method = "medoids" if isinstance(params.clusterer, KMedoids) else "linkage"
-        # distances by losses need no inner products of models
+        # Distances by losses need no inner products of models, which the length 0 says.
         uses_losses = params.second_campaign == "exchange"
         length = 0 if uses_losses else self.setting.parameters
         charge_clustering(self.server, method, count, length, groups=groups)
@@ -456,6 +491,7 @@ class LCFL(Grouped[LCFLParams]):
         if distance is None:
             labels = canonical(generator.permutation(count) % groups)
         elif params.as_published and isinstance(params.clusterer, KMedoids):
+            # the published code begins with other medoids
             labels = k_medoids(distance, groups, "heuristic", generator)
         else:
             labels = params.clusterer.labels(distance, groups, generator)

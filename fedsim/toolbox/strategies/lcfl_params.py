@@ -87,6 +87,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     @property
     def why_not(self) -> Reasons:
+        """Reasons for which other keys of a scenario are refused, by the keys of this strategy."""
         why_not_private = None
         if self.clusters_start == "members":
             why_not_private = "clusters begin at the plain mean of their members' models"

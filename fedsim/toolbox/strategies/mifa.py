@@ -94,7 +94,8 @@ class MIFA(FedAvg[MIFAParams]):
         parts = [(state.model, 1.0)]
         for device in sorted(state.memory):
             memory = state.memory[device]
-            parts.append((memory.change, lr / memory.lr / count))  # -eta (1/N) G_i
+            # -eta (1/N) G_i, as G_i is -change / (learning rate of the training)
+            parts.append((memory.change, lr / memory.lr / count))
         state.model = mix(parts, otherwise=state.model, rescale=False)
 
     def _latest_update(self, update: Entry, lr: float) -> Memory:

@@ -37,6 +37,15 @@ class MOONClient(OwnModelClient[MOONParams]):
     """
 
     def __init__(self, params: MOONParams, setting: RunInfo) -> None:
+        """Check that the model has representations, the inputs of a dense layer.
+
+        Args:
+            params: keys of the strategy.
+            setting: information about the run, with the model's tensors.
+
+        Raises:
+            ScenarioError: no dense layer comes after another trained layer.
+        """
         super().__init__(params, setting)
         # layer's name -> its class; a layer has several tensors
         layer_classes = {

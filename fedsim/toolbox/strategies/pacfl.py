@@ -121,17 +121,29 @@ class PACFLClient(SynchronousClient[PACFLParams]):
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
+        """Return the update of a training, or the singular vectors of the device's data.
+
+        Args:
+            device: the device.
+            instruction: the message; its job is a training, or ``subspace`` for the vectors.
+            result: the result of the training.
+
+        Returns:
+            Contents by name. ``subspace`` has the vectors, which are computed when they are needed;
+            ``vectors`` is their count.
+        """
         if instruction.job != JOB:
             return super().reply(device, instruction, result)
+        # a matrix has at most as many singular vectors as it has features or samples
         most = min(self.params.vectors, device.features)
-        vectors = sum(min(most, size) for size in self._matrix_sizes(device))
+        count = sum(min(most, samples) for samples in self._matrix_sizes(device))
         subspace = device.of_data(
             signature,
-            vectors * device.features,
+            count * device.features,
             vectors=self.params.vectors,
             by_class=self.params.as_published,
         )
-        return {"subspace": subspace, "vectors": Header(vectors)}
+        return {"subspace": subspace, "vectors": Header(count)}
 
 
 def signature(
@@ -276,6 +288,7 @@ class PACFL(Grouped[PACFLParams]):
         """
         state = self.state
         devices = sorted(state.signatures)
+        # without learning there are no angles, and all clients are in one cluster
         labels = np.zeros(len(devices), dtype=np.int64)
         if self.server.models.learns:
             vectors = await self._singular_vectors(devices)
@@ -283,7 +296,7 @@ class PACFL(Grouped[PACFLParams]):
             distance = proximity_matrix(
                 vectors, self.params.angle, of_vectors=self.params.as_published
             )
-            groups = min(self.params.groups, len(devices))
+            groups = min(self.params.groups, len(devices))  # used only if ``beta`` is None
             labels = agglomerative(distance, groups, self.params.linkage, self.params.beta)
             record_clustering(self.server, devices, labels.tolist(), {"distances": distance})
         state.models = [state.initial] * (int(labels.max()) + 1)
@@ -356,14 +369,14 @@ class PACFL(Grouped[PACFLParams]):
         peers = [peer for peer in sorted(state.signatures) if state.group[peer] != NO_GROUP]
         newcomer, *others = await self._singular_vectors([device, *peers])
         angles = np.array(
-            [
+            [  # (degrees) between the newcomer's data and each peer's data
                 proximity(newcomer, vectors, params.angle, of_vectors=params.as_published)
                 for vectors in others
             ]
         )
         self.server.compute("products", len(others) + 1, newcomer.size)
         groups = np.array([state.group[peer] for peer in peers])
-        distance_by_angles = _LINKAGE_FUNCTIONS[params.linkage]
+        distance_by_angles = _LINKAGE_FUNCTIONS[params.linkage]  # least, largest or mean angle
         distances = [np.inf] * len(state.models)
         for group in range(len(state.models)):
             is_member = groups == group

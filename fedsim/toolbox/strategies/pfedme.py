@@ -89,12 +89,13 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         """
         params = self.params
         received = instruction["model"]
+        # Without an anchor, the proximal term is around the model at which the training begins.
         first = Training(
             received, LocalSteps(params.steps, only_batch=0), proximal=Proximal(params.lam)
         )
         trainings = [Train(first)]
         for index in range(1, params.local_rounds):
-            start = PreviousResult(parts=((index - 1, 1.0),))
+            start = PreviousResult(parts=((index - 1, 1.0),))  # the training before, unchanged
             training = Training(
                 start,
                 LocalSteps(params.steps, only_batch=index),
@@ -106,11 +107,23 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
+        """Replace the result of the last training, a personal model, by the local model w_R.
+
+        Args:
+            device: the device.
+            instruction: the message, with the received model.
+            result: the personal models of all R trainings: all but the last one as ``earlier``, the
+                last one as ``update``.
+
+        Returns:
+            The result with the update w_R, which is sent, and the received model as its start.
+        """
         assert result.update is not None
         received = instruction["model"]
         thetas = (*result.earlier, result.update)
         parts = list[tuple[Ref, float]]()
         for part, factor in self.local_model(received, len(thetas)).parts:
+            # an index stands for the personal model of a training, which is known by now
             model = thetas[part] if isinstance(part, int) else part
             parts.append((model, factor))
         changed = result._replace(update=device.mix(parts), start=received)

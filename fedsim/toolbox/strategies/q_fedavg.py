@@ -137,6 +137,7 @@ class QFedAvg(FedAvg[QFedAvgParams]):
         reports = [update.contents["loss"] for update in received]
         updates = [update.update for update in received]
         if not models.learns:
+            # for the memory forecast of ``fedsim check``, whose trial has no weights
             await models.note_skipped([report.ref for report in reports])
             await models.note_skipped(updates)
             return [1.0 / len(received)] * len(received)

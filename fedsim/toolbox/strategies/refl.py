@@ -110,7 +110,7 @@ def stale_weights(
     squared_norm = float(fresh @ fresh)
     if not squared_norm:
         return damped
-    # Lambda = ||(f - s) / (n + 1)||^2 / ||f||^2
+    # Lambda = ||(f - s) / (n + 1)||^2 / ||f||^2, as f - (s + n f) / (n + 1) = (f - s) / (n + 1)
     squares = [float(((fresh - update) ** 2).sum()) for update in stale]
     deviations = np.array([square / (count + 1) ** 2 / squared_norm for square in squares])
     largest = deviations.max() or 1.0  # Lambda_max; all Lambda are 0 if it is 0
@@ -258,6 +258,7 @@ class REFL(FedAvg[REFLParams]):
         mean = models.mix([(change, 1 / count) for change in fresh_changes])
         compared = [mean, *stale_changes]
         if not models.learns:
+            # for the memory forecast of ``fedsim check``, whose trial has no weights
             await models.note_skipped(compared)
             return weights_by_staleness(staleness)
         values = await models.values(compared)

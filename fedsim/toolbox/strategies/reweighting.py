@@ -97,7 +97,7 @@ def optimal_weights(shares: Floats) -> Floats:
     u = nnls(penalised, np.append(target, np.zeros(clusters)), maxiter=100 * clusters)[0]
     has_weight = u > _LEAST_WEIGHT
     exact = np.linalg.lstsq(system[:, has_weight], target, rcond=_RANK_TOLERANCE)[0]
-    if exact.min() >= 0:
+    if exact.min() >= 0:  # otherwise the penalised minimiser is the result
         u[has_weight] = exact
         u[~has_weight] = 0.0
     return np.asarray(u / u.sum())

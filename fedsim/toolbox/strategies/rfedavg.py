@@ -414,6 +414,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         positions.sort(key=lambda position: received[position]["device"])
         updates = [received[position]["update"] for position in positions]
         if not self.server.models.learns:
+            # for the memory forecast of ``fedsim check``, whose trial has no weights
             await self.server.models.note_skipped([self.state.model, *updates])
             return positions, None
         model, *weights = await self.server.models.values([self.state.model, *updates])
@@ -452,19 +453,18 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     ) -> tuple[Clusters, float | None]:
         """Cluster the updates by their gradients, or at random if ``gradients`` is None.
 
-        In rounds 0, 1, 2, 4, ... the clusters by gradients are recorded among the run's events.
+        The cluster of each device is stored in ``state.cluster``.
 
         Args:
-            entries: the updates.
+            entries: the usable updates.
             gradients: the change of the model by each update, float32 [n, d].
 
         Returns:
             For each cluster the positions of its updates in ``entries``, and the threshold of CCS,
             the cosine from which on gradients are alike (None if the clustering does not use it).
         """
-        round_number = self.state.round
         devices = [entry["device"] for entry in entries]
-        generator = self.server.rng("clusters", round_number)
+        generator = self.server.rng("clusters", self.state.round)
         if gradients is None:
             labels = canonical(generator.integers(self.setting.classes, size=len(entries)))
             self.state.cluster = dict(zip(devices, labels.tolist(), strict=True))
@@ -474,15 +474,26 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         clusters = self._cluster_gradients(gradients, cosines, eps, generator)
         for label, cluster in enumerate(clusters):
             self.state.cluster |= {devices[position]: label for position in cluster}
-        is_0_or_power_of_2 = round_number & (round_number - 1) == 0
-        if is_0_or_power_of_2:  # a record of each round would be large
-            groups = [self.state.cluster[device] for device in devices]
-            pairs = {"similarity": cosines}
-            measure = self.params.clustering
-            record_clustering(
-                self.server, devices, groups, pairs, round=round_number, measure=measure
-            )
+        self._record_clusters(devices, cosines)
         return clusters, eps
+
+    def _record_clusters(self, devices: list[int], cosines: Matrix) -> None:
+        """Record the clusters of ``state.cluster`` among the run's events as ``clustering``.
+
+        They are recorded in rounds 0, 1, 2, 4, 8, ..., as a record of each round would be large.
+
+        Args:
+            devices: IDs of the devices with usable updates, [n].
+            cosines: cosines of all pairs of their gradients, float64 [n, n].
+        """
+        round_number = self.state.round
+        is_0_or_power_of_2 = round_number & (round_number - 1) == 0
+        if not is_0_or_power_of_2:
+            return
+        groups = [self.state.cluster[device] for device in devices]
+        pairs = {"similarity": cosines}
+        measure = self.params.clustering
+        record_clustering(self.server, devices, groups, pairs, round=round_number, measure=measure)
 
     def _cluster_gradients(
         self,

@@ -53,6 +53,7 @@ class CutParams(AggregatingParams):
 
     @model_validator(mode="after")
     def _check_means(self) -> Self:
+        """Check that updates are averaged, that there are sizes to redraw, and that they exceed 0."""
         if self.aggregation.kind not in ("weighted", "mean"):
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, and {self.kind} has updates of "
@@ -131,15 +132,18 @@ def leading(
         part: the tensors of the smaller model, which may be shorter along the first two axes.
         mask: whether to include each tensor; None: all tensors.
     """
+    # A tensor is stored row by row; a row has one index of the first axis. The smaller tensor has
+    # the first rows, and of each of them the first values.
     ranges = list[tuple[int, int]]()
-    begin = 0
+    begin = 0  # index of the tensor's first value in the flat model
     included = mask or [True] * len(whole)
     for tensor, small, is_in in zip(whole, part, included, strict=True):
         row_size = math.prod(tensor.shape[1:])
         small_row_size = math.prod(small.shape[1:])
         small_rows = small.size // small_row_size
-        end = begin + small_rows * row_size
-        if is_in and small_row_size == row_size:
+        end = begin + small_rows * row_size  # of the rows that the smaller tensor has
+        has_whole_rows = small_row_size == row_size
+        if is_in and has_whole_rows:
             ranges.append((begin, end))
         elif is_in:
             for row_begin in range(begin, end, row_size):
@@ -257,14 +261,14 @@ class CutModels(FedAvg[CutParams]):
         """
         sizes = self.params.sizes
         if isinstance(sizes, dict):
-            largest = sizes[self.setting.kind_of(device) or ""]
+            size_of_kind = sizes[self.setting.kind_of(device) or ""]
             if not self.params.redraw:
-                return largest
-            candidates = [size for size in self.params.all_sizes if size <= largest]
+                return size_of_kind
+            candidates = [size for size in self.params.all_sizes if size <= size_of_kind]
         elif self.params.redraw:
             candidates = self.params.all_sizes
         else:
-            candidates = sizes
+            candidates = sizes  # a size that is listed twice is twice as likely
         ids = [device]
         if self.params.redraw:
             ids.append(self.state.round)  # another draw in each round

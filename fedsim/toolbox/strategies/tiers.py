@@ -61,7 +61,7 @@ class Tiered(Strategy[P]):
     tiers_of: Callable[[Sequence[int]], list[int]]
 
     def _measure_all(self, tiers: int) -> None:
-        """Measure each idle device by its first task, and the other devices when they return.
+        """Measure each idle device by its first task, and all other devices when they return.
 
         Args:
             tiers: count of tiers.
@@ -112,9 +112,10 @@ class Tiered(Strategy[P]):
         device = message.device
         asked_at = state.first_tasks.pop(message.task)
         if message.outcome == "done":
-            latency = self.server.now - asked_at
-            state.figures[device] = float(message.contents.get("size-report", latency))
-            if state.cuts is not None:
+            # If tiers are by size, the answer has the size; otherwise the latency is measured.
+            latency_s = self.server.now - asked_at
+            state.figures[device] = float(message.contents.get("size-report", latency_s))
+            if state.cuts is not None:  # the tiers have been made
                 self._assign_tiers([device])
         elif message.outcome == "memory":
             state.dropped.append(device)

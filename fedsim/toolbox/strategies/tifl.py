@@ -60,6 +60,7 @@ class TiFLParams(AggregatingParams):
 
     @model_validator(mode="after")
     def _check_probabilities(self) -> Self:
+        """Check that ``probabilities`` are given just for mode ``static``, one for each tier."""
         weights = self.probabilities
         if (weights is not None) != (self.mode == "static"):
             raise ValueError(
@@ -274,12 +275,13 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             cohort = self.pick(self.params.asked_per_round, among=state.members[tier])
             if cohort:
                 state.current = tier
+                # A tier without credits is drawn too if no tier has any.
                 state.credits[tier] = max(state.credits[tier] - 1, 0)
                 self.server.emit(
                     "tier", round=round_number, group=tier, credits=state.credits[tier]
                 )
                 return cohort
-            weights[tier] = 0.0
+            weights[tier] = 0.0  # no member is available: another tier is drawn
         return []
 
     def _tier_weights(self) -> Floats:
@@ -288,6 +290,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         A tier without members or, with ``mode = "credits"``, without credits has weight 0. If all
         weights would be 0, all tiers with members have equal weights.
         """
+        # 1 for a tier with members, else 0
         inhabited = np.array([bool(members) for members in self.state.members], dtype=np.float64)
         weights = inhabited * self.state.probabilities
         if self.params.mode == "credits":
@@ -372,6 +375,13 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         return old is not None and new is not None and new <= old
 
     async def on_task_end(self, message: TaskEnd) -> None:
+        """Handle the end of a test of the model, of a device's first task, or of a round's task.
+
+        The test ends with the last of its tasks.
+
+        Args:
+            message: the ended task.
+        """
         testing = self.state.testing
         if message.task in testing:
             tier = testing.pop(message.task)
