@@ -287,6 +287,11 @@ class _ByDistance(Robust):
         If there are too few updates to tolerate ``self.malicious`` malicious ones, all weights are
         0. In runs without learning ``weights`` is returned. The server is charged the time to
         compute distances.
+
+        Args:
+            server: the run's server.
+            entries: the received updates.
+            weights: the weight of each update without this selection.
         """
         updates = [entry["update"] for entry in entries]
         if not server.models.learns:

@@ -73,7 +73,9 @@ class Topology(Spec):
         Raises:
             ValueError: networkx has no such generator.
         """
-        stem = _GENERATORS.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph")
+        # a name that only fedsim has, or networkx's name with or without its ending ``_graph``
+        name = _GENERATORS.get(self.kind, self.kind.replace("-", "_"))
+        stem = name.removesuffix("_graph")
         generator = getattr(networkx.generators, f"{stem}_graph", None)
         if callable(generator):
             make_graph: Callable[..., networkx.Graph[Any]] = generator

@@ -122,11 +122,19 @@ class FedNova(FedProx):
         tau_eff = sum(weight * length for weight, length in zip(weights, lengths, strict=True))
         normalised = []
         for entry, distance in zip(entries, reaches, strict=True):
-            factor = tau_eff / distance if distance else 0.0
-            # ``mix`` would leave out a model that is not finite, and give a finite update, which
-            # the aggregation would use.
-            models = [entry["start"], entry["update"]]
-            coefficients = [1 - factor, factor]
-            update = self.server.models.apply(weighted_sum, models, coefficients=coefficients)
-            normalised.append(entry | {"update": update})
+            factor = tau_eff / distance if distance else 0.0  # 0: the client made no step
+            normalised.append(entry | {"update": self._scale_change(entry, factor)})
         return await super().next_model(model, normalised, slot, **record)
+
+    def _scale_change(self, entry: Entry, factor: float) -> Ref:
+        """Return the received model plus ``factor`` times a client's change of this model.
+
+        Args:
+            entry: the client's update.
+            factor: factor of the change.
+        """
+        models = [entry["start"], entry["update"]]
+        coefficients = [1 - factor, factor]
+        # ``mix`` would leave out a model that is not finite, and give a finite update, which the
+        # aggregation would use.
+        return self.server.models.apply(weighted_sum, models, coefficients=coefficients)

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from fedsim.common.arrays import Floats, Floats32
 from fedsim.common.former_keys import Former
 from fedsim.common.spec import Epochs
 from fedsim.learning.refs import Ref
@@ -61,6 +62,24 @@ class FeSEMState(GroupedState):
     last: list[Ref] = field(default_factory=list)
     senders: list[int] = field(default_factory=list)
     begun: bool = False
+
+
+def _distances(points: Sequence[Floats32], centers: Sequence[Floats32]) -> Floats:
+    """Compute the Euclidean distance of each model from each group's model.
+
+    Args:
+        points: the models, float32 [d] each.
+        centers: the groups' models, float32 [d] each.
+
+    Returns:
+        Distances, float64 [points, centers]; infinite if a model is not finite.
+    """
+    distances = np.empty((len(points), len(centers)))
+    with np.errstate(all="ignore"):  # values of a diverged device are not finite
+        for position, point in enumerate(points):
+            exact = point.astype(np.float64)
+            distances[position] = [np.linalg.norm(exact - center) for center in centers]
+    return np.nan_to_num(distances, nan=np.inf, posinf=np.inf)
 
 
 class FeSEM(Grouped[FeSEMParams]):
@@ -133,13 +152,7 @@ class FeSEM(Grouped[FeSEMParams]):
         if not devices:
             return []
         centers = weights[: len(models)]
-        points = weights[len(models) :]
-        distances = np.empty((len(devices), len(models)))
-        with np.errstate(all="ignore"):  # values of a diverged device are not finite
-            for position, point in enumerate(points):
-                exact = point.astype(np.float64)
-                distances[position] = [np.linalg.norm(exact - center) for center in centers]
-        distances = np.nan_to_num(distances, nan=np.inf, posinf=np.inf)
+        distances = _distances(weights[len(models) :], centers)
         groups: list[int] = np.argmin(distances, axis=1).tolist()
         return groups
 

@@ -125,36 +125,48 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         return Training(instruction["model"], self.params.local_epochs, batch_size=ALL_SAMPLES)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        """Return the client's sample count, or after a training the update and its facts.
-
-        The facts (``FACTS``) are the sample count; then the class imbalance, if the key ``weights``
-        is ``rfedavg``; then the loss, if clusters are made by losses.
+        """Return the client's sample count, or after a training the update and what weighs it.
 
         Args:
             device: the device, whose state stores the received sample count of all devices.
             instruction: the message; its job is ``report`` or a training.
             result: the result of the training, with the device's sample count.
         """
-        params = self.params
         if instruction.job == "report":
             return {"size-report": result.samples}
         if TOTAL_SAMPLES in instruction.contents:
             device.state["total"] = instruction[TOTAL_SAMPLES]
-        facts: list[object] = [result.samples]
-        if params.weights == "rfedavg":
-            # None: the imbalance is relative to the device's own sample count
-            total = device.state["total"] if params.uses_total else None
-            imbalances = class_imbalance(device.label_counts[None], total)  # of one device, [1]
-            facts.append(float(imbalances[0]))
-        if params.uses_loss and result.update is not None:
-            facts.append(Lazy("loss", result.update))
+        contents: dict[str, object] = {
+            "update": result.update,
+            FACTS: self._facts(device, result),
+        }
         class_counts: list[int] = device.label_counts.tolist()
-        contents: dict[str, object] = {"update": result.update, FACTS: facts}
-        if params.weights == "optimal":
+        if self.params.weights == "optimal":
             contents["class-counts"] = class_counts
         # without bytes, as they are only for the record of the classes' balance
         contents["labels"] = Header(class_counts)
         return contents
+
+    def _facts(self, device: Device, result: LocalResult) -> list[object]:
+        """Return the client's sample count, then its class imbalance and its loss if they are used.
+
+        The class imbalance is used if the key ``weights`` is ``rfedavg``, the loss if clusters are
+        made by losses.
+
+        Args:
+            device: the device, whose state has the sample count of all devices.
+            result: the result of the training.
+        """
+        params = self.params
+        facts: list[object] = [result.samples]
+        if params.weights == "rfedavg":
+            # None: the imbalance is relative to the device's own sample count
+            total = device.state["total"] if params.uses_total else None
+            imbalances = class_imbalance(device.label_counts[None], total)  # [1 device]
+            facts.append(float(imbalances[0]))
+        if params.uses_loss and result.update is not None:
+            facts.append(Lazy("loss", result.update))
+        return facts
 
 
 @dataclass

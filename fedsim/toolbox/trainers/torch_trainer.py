@@ -390,11 +390,9 @@ class TorchTrainer(Trainer):
         _load_state(optimiser, parameters, context.state)
         shares = _step_shares(data.counts, data.ends, self.accumulate)
         schedule = None
-        every = None
         if self.schedule is not None:
-            every = self.schedule.every
             step_count = sum(ends_step for _, ends_step in shares)
-            length = context.epochs if every == "epoch" else step_count
+            length = context.epochs if self.schedule.every == "epoch" else step_count
             # a schedule by rounds sets the rate of this round here, and then stays
             schedule = self.schedule.build(optimiser, length, context.round)
         options = self.loss_options
@@ -407,11 +405,19 @@ class TorchTrainer(Trainer):
             self._clip_gradients([*parameters.values()])
             optimiser.step()
             optimiser.zero_grad()
-            rate_changes = every == "step" or (every == "epoch" and ends_epoch)
-            if schedule is not None and rate_changes:
+            if schedule is not None and self._changes_rate(ends_epoch):
                 schedule.step()
         context.state = _save_state(optimiser, parameters)
         return model.state_dict(), {}
+
+    def _changes_rate(self, ends_epoch: bool) -> bool:
+        """Return whether the schedule changes the learning rate after a step of the optimiser.
+
+        Args:
+            ends_epoch: whether it is the last step of an epoch.
+        """
+        every = None if self.schedule is None else self.schedule.every
+        return every == "step" or (every == "epoch" and ends_epoch)
 
     def _clip_gradients(self, parameters: "Collection[nn.Parameter]") -> None:
         """Scale down all gradients together to ``clip_norm``, then cut entries at ``clip_value``."""
