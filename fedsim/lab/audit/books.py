@@ -223,6 +223,7 @@ def check_ledgers(evidence: Evidence) -> Iterator[str]:
                 f"{ledger.get(key)!r}"
             )
     transfers = evidence.recorded_transfers
+    # a transfer counts for the first round whose record follows the record of its end
     round_rows = evidence.data_of("round").index
     next_round = np.searchsorted(round_rows, transfers.index)
     expected = {}
@@ -243,6 +244,7 @@ def _compute_ledger(evidence: Evidence) -> Ledger:
     transfers = evidence.transfers
     lists = evidence.payloads.lists
     ledger = Ledger()
+    # equal transfers are counted, so that each payload list is split once
     counts = transfers.value_counts(["payloads", "delivered"], sort=False).reset_index()
     for code, delivered, count in counts.itertuples(index=False):
         for purpose, size in split_by_purpose(lists[code], delivered).items():

@@ -84,18 +84,20 @@ class _WeightRule:
         self._strategy: TomlTable = scenario["strategy"]
         self._kind: str = self._strategy["kind"]
         self._aggregation: TomlTable = self._strategy.get("aggregation", {"kind": "weighted"})
-        # folders of earlier versions call the key ``as``
+        # ``paper`` if FeSEM weighs as in its paper; folders of earlier versions call the key ``as``
         self._follows = self._strategy.get("follows", self._strategy.get("as"))
         # learning rate of FedBuff's server, by which earlier versions multiplied recorded weights
         self._former_rate = 1.0
         if evidence.run.understood.is_former and self._kind == "fedbuff":
             self._former_rate = self._strategy.get("server", {}).get("lr", 1.0)
         self._device_count = evidence.trainable
+        # whether a round may draw a client several times; an update counts once for each draw
         selection = self._strategy.get("selection")
         self._is_with_replacement = isinstance(selection, dict) and selection.get(
             "replacement", False
         )
         self._is_learning = scenario.get("learning") == "on"
+        # no model or update had a value that is NaN or infinite
         self._all_finite = not (evidence.events["kind"] == "non-finite").any()
         starts = evidence.events[evidence.events["kind"] == "task-start"]
         self._round_of_task = dict(
@@ -106,6 +108,7 @@ class _WeightRule:
         )
         self._received_from = set[int]()  # devices whose updates MIFA has received so far
         self._sample_counts = _count_samples(evidence)
+        # dict from round to the count of updates in all its aggregations
         counts = evidence.data_of("aggregate")["tasks"].map(len)
         rounds = evidence.events["round"].reindex(counts.index)
         self._updates_in_round = counts.groupby(rounds).sum().to_dict()
@@ -380,25 +383,37 @@ class _WeightRule:
         """
         strategy = self._strategy
         version = aggregate.round
-        expected = [int(version - self._round_of_task[task]) for task in aggregate.tasks]
-        if [*(aggregate.staleness or ())] != expected:
-            return f"staleness is {aggregate.staleness}, by the tasks {expected}"
+        # a task's round is the version that it started from
+        ages = [int(version - self._round_of_task[task]) for task in aggregate.tasks]
+        if [*(aggregate.staleness or ())] != ages:
+            return f"staleness is {aggregate.staleness}, by the tasks {ages}"
         if self._kind == "fedasync":
-            alphas = [_mixing_weight(strategy, version, staleness) for staleness in expected]
+            alphas = [_mixing_weight(strategy, version, staleness) for staleness in ages]
             return _compare_weights(weights, np.array(alphas))
         if self._kind == "fedcompass":
-            factors = strategy["alpha"] * (1 + np.array(expected)) ** -strategy["exponent"]
+            factors = strategy["alpha"] * (1 + np.array(ages)) ** -strategy["exponent"]
             return _compare_weights(weights, factors / strategy["concurrency"])
-        if self._kind == "ca2fl":
-            buffer = strategy["buffer"]
-            if len(expected) != buffer:
-                return f"{len(expected)} updates count, the scenario's buffer is {buffer}"
-            return _compare_weights(weights, np.full(buffer, 1 / buffer))
-        discounts = [_staleness_discount(strategy, staleness) for staleness in expected]
-        buffer = strategy["buffer"]
-        if np.count_nonzero(discounts) != buffer:
-            return f"{np.count_nonzero(discounts)} updates count, the scenario's buffer is {buffer}"
-        return _compare_weights(weights, np.array(discounts) * self._former_rate / buffer)
+        return self._check_buffer(ages, weights)
+
+    def _check_buffer(self, staleness: list[int], weights: Floats) -> str | None:
+        """Return the reason why weights of a buffer of updates are wrong, or None.
+
+        FedBuff and CA2FL aggregate as soon as the buffer has the scenario's count of updates, each
+        with the weight 1 / count. FedBuff discounts stale updates; the too stale ones have weight 0
+        and do not fill the buffer.
+
+        Args:
+            staleness: model versions since each update's task began.
+            weights: recorded weights; float64 [updates].
+        """
+        buffer = self._strategy["buffer"]
+        discounts = np.ones(len(staleness))
+        if self._kind == "fedbuff":
+            discounts = np.array([_staleness_discount(self._strategy, age) for age in staleness])
+        counting = np.count_nonzero(discounts)
+        if counting != buffer:
+            return f"{counting} updates count, the scenario's buffer is {buffer}"
+        return _compare_weights(weights, discounts * self._former_rate / buffer)
 
 
 def _check_form(weights: Floats, updates: int) -> str | None:
@@ -468,7 +483,7 @@ def _count_samples(evidence: Evidence) -> dict[int, float]:
     events = evidence.events
     trainings = evidence.trainings
     device = trainings["device"]
-    drift = evidence.run.scenario.get("drift", {"kind": "rotation"})["kind"]
+    drift = evidence.run.scenario.get("drift", {"kind": "rotation"})["kind"]  # no drift: no shifts
     changes_sizes = drift not in _SAME_SIZES
     shifts = events[(events["kind"] == "shift") & changes_sizes]
     last_shift = shifts.groupby("device")["time"].last()
@@ -497,6 +512,7 @@ def check_edge_weights(evidence: Evidence) -> Iterator[str]:
         combined["weights"].tolist(),
         strict=True,
     ):
+        # an edge server's index is the group of its aggregations
         earlier = aggregates[(aggregates["round"] == rounds[row]) & (aggregates.index < row)]
         last_of_edges = earlier.drop_duplicates("group", keep="last")
         tasks_by_edge = last_of_edges.set_index("group")["tasks"].to_dict()
@@ -509,7 +525,7 @@ def check_edge_weights(evidence: Evidence) -> Iterator[str]:
         counts = []
         for edge in edges:
             counts.append(sum(samples.get(task, math.nan) for task in tasks_by_edge[edge]))
-        expected = _divide_by_sum(np.array(counts))
+        expected = _divide_by_sum(np.array(counts))  # NaN if a count is unknown: not compared
         problem = _compare_weights(np.array(weights, dtype=np.float64), expected)
         if problem is not None:
             yield f"record {row} (edges-combined): {problem}"

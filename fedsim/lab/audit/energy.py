@@ -209,17 +209,17 @@ class _Account:
         self._evidence = evidence
         self._events = evidence.events
         self.table = evidence.frame(TABLE, OF_METERS[TABLE].names[1:])
-        self._setting = evidence.document(SETTING)
+        self._setting = evidence.document(SETTING)  # how the run counted energy
         self.zones: list[_GridZone] = self._setting["zones"]
         self._end: float = evidence.run.summary["simulated_s"]
-        self._round_rows = np.flatnonzero(self._events["kind"] == "round")
+        self._round_rows = np.flatnonzero(self._events["kind"] == "round")  # ends of rounds
         columns = ["device", "task", "start", "end", "joules", "row", "phase"]
         parts = [part.assign(phase=phase)[columns] for phase, part in self._energy_portions()]
         drawn = pd.concat(parts, ignore_index=True)
         # energy of servers (device -1, the appended entry) has the first zone
         drawn["zone"] = np.append(self.table["zone"].to_numpy(), 0)[drawn["device"]]
         drawn["grams"] = 0.0
-        for number, zone in enumerate(self.zones):
+        for number, zone in enumerate(self.zones):  # sets the rows of one zone after the other
             drawn["grams"] = drawn["grams"].where(drawn["zone"] != number, _grams(zone, drawn))
         self.drawn = drawn
         joules = drawn.groupby(["device", "phase"])["joules"].sum().unstack(fill_value=0)
@@ -439,6 +439,7 @@ class _Account:
             cuts_tail |= events.index.isin(battery.index[battery["is_flat"]])
         limits = events.assign(row=events.index)[begins_tail | cuts_tail]
         is_begin = begins_tail[limits.index]
+        # the device's next record that begins or cuts a tail, which ends this one
         following = limits.groupby("device")[["row", "time"]].shift(-1)
         following = following.fillna({"row": len(events), "time": np.inf})[is_begin]
         tails = limits[is_begin].rename(columns={"time": "start"})

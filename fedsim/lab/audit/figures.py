@@ -42,16 +42,29 @@ def check_metrics(evidence: Evidence) -> Iterator[str]:
                     f"metrics.{name}.{key} is {entry[key]!r} in the summary, by the rounds "
                     f"{value!r}"
                 )
-        stop = evidence.run.scenario["stop"].get("metrics", {}).get(name)
-        if stop is None:
-            continue
-        before_last = column.iloc[:-1]
-        reached = before_last >= stop if best_is == "most" else before_last <= stop
-        if reached.any():
-            yield (
-                f"the {name} at which the run was to stop, {stop!r}, was reached before its last "
-                "round"
-            )
+        yield from _check_stop(evidence, name, column, best_is)
+
+
+def _check_stop(
+    evidence: Evidence, name: str, column: "pd.Series[float]", best_is: str
+) -> Iterator[str]:
+    """Yield a finding if a metric reached the value at which the run stops before its last round.
+
+    Args:
+        evidence: the run folder, whose scenario may set such a value.
+        name: name of the metric.
+        column: its values in the rounds that have one.
+        best_is: ``most`` if greater values are better, ``least`` if smaller ones are.
+    """
+    stop = evidence.run.scenario["stop"].get("metrics", {}).get(name)
+    if stop is None:
+        return
+    before_last = column.iloc[:-1]
+    reached = before_last >= stop if best_is == "most" else before_last <= stop
+    if reached.any():
+        yield (
+            f"the {name} at which the run was to stop, {stop!r}, was reached before its last round"
+        )
 
 
 def _last_value(column: "pd.Series[float]") -> object:

@@ -37,10 +37,11 @@ def check_core_shares(evidence: Evidence) -> Iterator[str]:
     hosts = steps["device"] % host["number"]
     for _, spans in computing.join(evidence.core_s).groupby(hosts):
         times, busy = counts_at_once(spans)
+        # cores of a computation while ``busy`` of them run, and its core time (s) up to each time
         core_shares = np.interp(busy, counts, throughputs) / np.maximum(busy, 1)
-        share_s = np.append(0.0, np.cumsum(core_shares[:-1] * np.diff(times)))
-        until_end = np.interp(spans["time"], times, share_s)
-        expected = until_end - np.interp(spans["start"], times, share_s)
+        core_s_until = np.append(0.0, np.cumsum(core_shares[:-1] * np.diff(times)))
+        until_end = np.interp(spans["time"], times, core_s_until)
+        expected = until_end - np.interp(spans["start"], times, core_s_until)
         wrong = ~(np.abs(spans["core_s"] - expected) <= _ROUNDING * (1 + expected))
         yield from report(text, spans.assign(expected=expected), wrong)
 
@@ -62,6 +63,7 @@ def check_host_workers(evidence: Evidence) -> Iterator[str]:
     if slots == math.inf:
         yield from report("task {task} waited for a worker, and its host has one for each", waits)
         return
+    # a task takes a worker when its wait ends, or at once
     wait_end = waits.set_index("task")["time"]
     at_work = tasks.assign(start=tasks["task"].map(wait_end).fillna(tasks["start"]))
     waits = waits[waits["time"] > waits["start"]]
@@ -132,6 +134,7 @@ def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
         Times (s) at which an interval begins or ends, ascending, ends first; and the count of
         overlapping intervals from each time until the next; float64 [2 spans] each.
     """
+    # the sort is stable: as ends are listed first, they come first within an instant
     times = np.concatenate([spans["time"], spans["start"]])
     order = np.argsort(times, kind="stable")
     return times[order], np.cumsum(np.repeat([-1.0, 1.0], len(spans))[order])

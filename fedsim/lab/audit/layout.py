@@ -41,6 +41,7 @@ def coded_bytes(codec: TomlTable, count: int, model_parameters: int) -> float | 
     Returns:
         The size (bytes); None if the compression is user code.
     """
+    # quantised parameters have one float32 scale per bucket, by default one for all
     bucket = codec.get("bucket") or max(count, 1)
     scales = 4 * math.ceil(count / bucket)
     match codec["kind"]:
@@ -48,6 +49,7 @@ def coded_bytes(codec: TomlTable, count: int, model_parameters: int) -> float | 
             size = codec.get("size")
             if size is None:
                 return float(count * _DTYPE_BYTES[codec["dtype"]])
+            # the scenario sets the size of a whole model
             return float(read_quantity(Bytes, size) * count / model_parameters)
         case "float16" | "bfloat16":
             return 2 * count
@@ -332,6 +334,7 @@ def _count_narrow_parameters(tensors: Tensors, width: float) -> int:
     for layer in layers:
         outputs, inputs, *kernel = tensors[f"{layer}.weight"]
         if outputs_before:
+            # the input is the previous layer's output; each channel may be several inputs
             inputs = inputs // outputs_before * narrow_outputs
         outputs_before = outputs
         narrow_outputs = outputs if layer == layers[-1] else math.ceil(width * outputs)

@@ -161,6 +161,7 @@ def _check_reason(evidence: Evidence, stop: StopSpec, *, ends_with_accuracy: boo
     rounds = summary["rounds"]
     time = summary["simulated_s"]
     stopped = summary["stopped"]
+    # one of three reasons is checked; any other is taken for possible
     is_possible = stopped != "simulated time" or time == stop.simulated_time
     by_rounds = re.fullmatch(r"(\d+) rounds", str(stopped))
     if by_rounds is not None:
@@ -194,13 +195,15 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
     largest_cohort = _largest_cohort(strategy, evidence.trainable)
     most_at_work = strategy.get("concurrency", math.inf)
-    if strategy["kind"] == "fedat":  # a tier whose clients were lost asks others in the same round
+    if strategy["kind"] == "fedat":
+        # a tier whose clients were lost asks others in the same round, but no more at a time
         most_at_work = largest_cohort
         largest_cohort = math.inf
     clients = starts.groupby("round")["device"].nunique()
     for number, count in clients[clients > largest_cohort].items():
         yield f"round {number} asked {count} clients, the scenario allows {largest_cohort:g}"
     ends = events[(events["kind"] == "task-end") & events["task"].isin(starts["task"])]
+    # each record changes the count of clients at work by +1 (start), -1 (end) or 0
     change = events.index.isin(starts.index).astype(int) - events.index.isin(ends.index)
     at_work = np.cumsum(change)
     largest_count = at_work.max(initial=0)
@@ -220,12 +223,14 @@ def _largest_cohort(strategy: TomlTable, devices: int) -> float:
         devices: count of devices that may train.
     """
     if "participation" in strategy:
+        # the share of each group is rounded on its own, which adds at most a client per group
         share = max(strategy["participation"], strategy["moment"].get("participation", 0.0))
         return float(round(share * devices) + strategy.get("groups", 0))
     clients = strategy.get("clients_per_round")
     if clients is None:
         return math.inf
     tiers = strategy["tiers"] if strategy["kind"] == "fedat" else 1
+    # 1e-9, because a rounding error could add a client: 10 * 1.1 is 11.000000000000002
     return float(math.ceil(clients * strategy.get("over_selection", 1.0) - 1e-9) * tiers)
 
 
@@ -269,10 +274,8 @@ def _expected_files(evidence: Evidence, models: Collection[str]) -> set[str]:
     if expected and {"keep", "send"} & run.scenario.get("model", {}).keys():
         expected.add("device")
     if not evidence.data_of("aggregate")["tasks"].map(len).any():
-        expected -= {
-            "device",
-            "group",
-        }  # no aggregation has produced a group's or device's model yet
+        # no aggregation has produced a group's or device's model yet
+        expected -= {"device", "group"}
     return expected
 
 

@@ -93,10 +93,12 @@ def check_link_capacities(evidence: Evidence) -> Iterator[str]:
     messages = _find_messages(evidence, layout, rates)
     yield from _check_own_links(evidence, messages, rates)
     yield from _check_peers(evidence, layout, rates)
-    rows_of = messages.groupby(["direction", "part", "place"], observed=True).indices
+    # a link's users are triples of these three columns
+    rows_of_user = messages.groupby(["direction", "part", "place"], observed=True).indices
     for link in layout.links:
-        parts = [rows_of[user] for user in link.users if user in rows_of]
-        rows = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+        rows_by_user = [rows_of_user[user] for user in link.users if user in rows_of_user]
+        no_rows = np.empty(0, dtype=np.int64)  # for a link that no message used
+        rows = np.concatenate([no_rows, *rows_by_user])
         rate = rates.of(link.key, link.rate)
         of_rate = "" if link.rate == math.inf else f" of {link.rate:g} B/s"
         yield from _check_link(f"{link.name}{of_rate}", messages.iloc[rows], rate)
@@ -119,6 +121,7 @@ def _check_link(link: str, messages: pd.DataFrame, rate: LinkCapacity) -> Iterat
         rate: rate of the link over time.
     """
     end = messages["end"].to_numpy()
+    # a message that broke off within its latency ends before its first byte is sent
     begin = np.minimum(messages["begin"].to_numpy(), end)
     stretch = rate.overfull(begin, end, messages["wire_bytes"].to_numpy())
     if stretch is not None:
@@ -150,9 +153,11 @@ def _find_messages(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> 
     # row -1, the appended entry, is of messages between an edge server and the server
     device_s = np.append(devices["latency"], 0.0)[device_row]
     device_s = device_s + rates.beyond_mean_s(device.to_numpy(), messages["start"].to_numpy())
-    # a device's latency includes the way from its edge server to the server
+    # A device's latency includes the way from its edge server to the server. A message between
+    # device and edge server does not go this way; one between the two servers goes only this way.
     edge_s = layout.beyond_s(edge)
     latency = device_s + edge_s * (part == _EDGE_TO_SERVER) - edge_s * (part == _DEVICE_TO_EDGE)
+    # the latency delays the first byte; a message without a byte on the wire has none
     begin = messages["start"] + np.where(messages["wire_bytes"] > 0, latency, 0.0)
     place = np.where(part == _EDGE_TO_SERVER, edge, device % len(layout.place_s))
     return messages.assign(part=part, place=place, device_row=device_row, begin=begin)
@@ -196,25 +201,36 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
         took=messages["end"] - messages["begin"],
         latest_end=messages["end"] + slack,
     )
-    # bytes that a link carries at its first rate; the loop corrects them for links whose rate
-    # varies
+    # most bytes of each message: at a constant rate, and then again for links whose rate varies
     allowed = (messages["rate"] * (messages["took"] + slack) * RATE_TOLERANCE).to_numpy(copy=True)
     for name, rows in messages.groupby("link").indices.items():
         link = str(name)
-        if not rates.varies(link):
-            continue
-        of_link = messages.iloc[rows]
-        begin = of_link["begin"].to_numpy()
-        end = of_link["latest_end"].to_numpy()
-        capacity = rates.of(link, of_link["rate"].iloc[0])
-        carried = capacity.capacity_until(end) - capacity.capacity_until(begin)
-        is_unlimited = capacity.is_unlimited(begin, end)
-        allowed[rows] = np.where(is_unlimited, math.inf, carried * RATE_TOLERANCE)
+        if rates.varies(link):
+            of_link = messages.iloc[rows]
+            rate_over_time = rates.of(link, of_link["rate"].iloc[0])
+            allowed[rows] = _allowed_bytes(rate_over_time, of_link)
+    # ``report`` fills the braces from the columns of ``messages``; ``row`` is the index
     text = (
         "transfer {row} brought {wire_bytes:.0f} bytes in {took:.6g} s over a link of {rate:g} B/s"
     )
     # ``~(a <= b)`` instead of ``a > b``, to report NaN too
     yield from report(text, messages, ~(messages["wire_bytes"] <= allowed))
+
+
+def _allowed_bytes(rate: LinkCapacity, messages: pd.DataFrame) -> Floats:
+    """Return the most bytes that a link can carry while each message is under way.
+
+    Args:
+        rate: rate of the link over time.
+        messages: the link's messages, with ``begin`` and ``latest_end`` (s).
+
+    Returns:
+        Bytes, infinity if the rate is infinite at some time; float64 [messages].
+    """
+    begin = messages["begin"].to_numpy()
+    end = messages["latest_end"].to_numpy()
+    carried = rate.capacity_until(end) - rate.capacity_until(begin)
+    return np.where(rate.is_unlimited(begin, end), math.inf, carried * RATE_TOLERANCE)
 
 
 def _check_peers(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> Iterator[str]:
@@ -234,21 +250,24 @@ def _check_peers(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> It
         "up": endpoint_numbers(transfers["sender"], "device"),
         "down": endpoint_numbers(transfers["receiver"], "device"),
     }
-    latency_s = np.append(_peer_latencies(evidence, layout), 0.0)  # row -1, no device: 0 s
-    latency = np.zeros(len(transfers))
+    device_s = np.append(_peer_latencies(evidence, layout), 0.0)  # row -1, no device: 0 s
+    latency = np.zeros(len(transfers))  # of each message: both devices add to it
     for endpoint in endpoints.values():
-        latency += latency_s[evidence.row_of(endpoint)]
+        latency += device_s[evidence.row_of(endpoint)]
         latency += rates.beyond_mean_s(np.asarray(endpoint), transfers["start"].to_numpy())
     messages = transfers.assign(begin=transfers["start"] + np.where(between_peers, latency, 0.0))
     for direction, endpoint in endpoints.items():
-        of_task = np.where(transfers["direction"] == direction, transfers["device"], NOTHING)
-        user = np.where(between_peers, endpoint, of_task)  # device whose link the message crosses
+        # device whose link in this direction each message crosses, ``NOTHING`` for none: of a
+        # message between devices its sender (up) or receiver (down), of others the task's device
+        device_of_task = np.where(transfers["direction"] == direction, transfers["device"], NOTHING)
+        link_owner = np.where(between_peers, endpoint, device_of_task)
         built_rates = evidence.devices[f"link_{direction}"].to_numpy()
-        for device in np.unique(user[between_peers & (user != NOTHING)]).tolist():
+        peers = np.unique(link_owner[between_peers & (link_owner != NOTHING)])
+        for device in peers.tolist():
             built_rate = built_rates[evidence.row_of([device])].item()
             rate = rates.of(f"device {device} {direction}", built_rate)
             link = f"the link {direction} of device {device}, of {built_rate:g} B/s,"
-            yield from _check_link(link, messages[user == device], rate)
+            yield from _check_link(link, messages[link_owner == device], rate)
 
 
 def _peer_latencies(evidence: Evidence, layout: LinkLayout) -> Floats:
@@ -309,7 +328,12 @@ def _layout_from_file(evidence: Evidence) -> LinkLayout:
 
 
 def _parse_layout(network: TomlTable) -> LinkLayout:
-    """Convert the content of the run's network file to shared links and latencies."""
+    """Convert the content of the run's network file to shared links and latencies.
+
+    The file has ``links`` (rate by name), ``routes`` between devices and server and, with edge
+    servers, routes ``below`` and ``above`` them. ``routes[direction][place]`` is the list of names
+    of the links that the messages of the place cross, of an edge server in ``above``.
+    """
     edges = network.get("edges", {"below": {}, "above": {}, "latency": 0.0})
     users: dict[str, list[_LinkUser]] = {name: [] for name in network["links"]}
     parts = {
@@ -324,7 +348,7 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
                     users[name].append((direction, part, place))
     links = []
     for name, rate in network["links"].items():
-        built_rate = math.inf if rate is None else float(rate)
+        built_rate = math.inf if rate is None else float(rate)  # JSON has no infinity
         links.append(Link(f"the link {name!r}", name, built_rate, users[name]))
     places = len(network["routes"]["down"])
     servers = len(edges["above"].get("down", ()))
@@ -332,7 +356,7 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
     latency = float(edges["latency"])
     place_s = np.array(delays["places"], dtype=np.float64).reshape(places) + latency
     edge_s = np.array(delays["edges"], dtype=np.float64).reshape(servers) + latency
-    return LinkLayout(links, place_s, np.append(edge_s, 0.0))
+    return LinkLayout(links, place_s, np.append(edge_s, 0.0))  # 0: of no edge server
 
 
 def check_network_file(evidence: Evidence) -> Iterator[str]:
@@ -360,7 +384,7 @@ def check_network_file(evidence: Evidence) -> Iterator[str]:
         # names are such as "server up" or "cell 3 down"
         words = name.split(" ")
         entry = network.get(words[0], {}).get(words[-1], "inf B/s")
-        if has_trace(entry):
+        if has_trace(entry):  # ``check_trace_offsets`` compares traces
             continue
         expected = read_quantity(BytesPerSecond, entry)
         stated = math.inf if rate is None else rate

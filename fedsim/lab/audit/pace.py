@@ -29,6 +29,7 @@ def check_transfer_times(evidence: Evidence) -> Iterator[str]:
     if not _shares_evenly(network) or not evidence.run.has_all_devices:
         return
     transfers = evidence.transfers
+    # changed rates are not constant, and messages between devices use links that are not known
     if len(evidence.data_of("link-rate")) or (transfers["direction"] == "peer").any():
         return
     messages = transfers[transfers["device"] != NOTHING]
@@ -38,6 +39,7 @@ def check_transfer_times(evidence: Evidence) -> Iterator[str]:
     messages = messages.assign(begin=np.minimum(begin, messages["end"].to_numpy()), row=row)
     for direction in ("down", "up"):
         spans = messages[messages["direction"] == direction]
+        # the even share of a shared link is not known if its rate follows a trace
         if any(_is_traced(network, part, direction) for part in ("server", "cell")):
             continue
         if _is_traced(network, "device", direction):
@@ -77,14 +79,15 @@ def _check_traced(evidence: Evidence, spans: pd.DataFrame, direction: str) -> It
         return
     rates = LinkRates(evidence)
     end = spans["end"].to_numpy()
+    possible = np.zeros(len(spans))  # bytes that the link can carry before the message ends
     # times are rounded: by this time, the message surely had not yet ended
     sooner = np.maximum(end - 4 * grain_s(end), spans["begin"].to_numpy())
-    possible = np.zeros(len(spans))
     for number in np.unique(device).tolist():
         rows = np.flatnonzero(device == number)
         rate = rates.of(f"device {number} {direction}", np.inf)
         begin = spans["begin"].to_numpy()[rows]
         possible[rows] = rate.capacity_until(sooner[rows]) - rate.capacity_until(begin)
+    # a message is slow if its link could have carried more than all its bytes
     needed = spans["wire_bytes"].to_numpy() * (1 + _ROUNDING) + 1.0
     is_slow = (spans["outcome"] == "done").to_numpy() & (possible > needed)
     text = (

@@ -156,8 +156,7 @@ def _neighbours_in_graph(scenario: TomlTable) -> _NeighbourFunction:
     devices = scenario["population"]["devices"]
     streams = Streams(scenario["seed"])
     kind = topology["kind"]
-    stem = _GRAPH_GENERATORS.get(kind, kind.replace("-", "_")).removesuffix("_graph")
-    name = f"{stem}_graph"
+    name = _generator_name(kind)
     generator = getattr(networkx.generators, name, None)
     if generator is None:
         raise RunFolderError(f"strategy.topology.kind is {kind!r}, of which there is no graph")
@@ -170,11 +169,13 @@ def _neighbours_in_graph(scenario: TomlTable) -> _NeighbourFunction:
             draw = streams.generator("strategy/topology", number).integers(1 << 31)
             arguments["seed"] = int(draw)
         if "n" in parameters and "n" not in arguments:
+            # ``star_graph(n)`` has n nodes around its centre
             arguments["n"] = devices - 1 if name == "star_graph" else devices
         try:
             graph = generator(**arguments)
         except (TypeError, ValueError, networkx.NetworkXException) as error:
             raise RunFolderError(f"the scenario's topology cannot be made: {error}") from None
+        # device IDs as nodes; those of a torus are pairs of coordinates
         graph = networkx.convert_node_labels_to_integers(graph, ordering="sorted")
         if len(graph) != devices:
             raise RunFolderError(
@@ -188,10 +189,20 @@ def _neighbours_in_graph(scenario: TomlTable) -> _NeighbourFunction:
     return neighbours
 
 
+def _generator_name(kind: str) -> str:
+    """Return the name of the NetworkX generator for a kind of topology, such as ``star_graph``."""
+    stem = _GRAPH_GENERATORS.get(kind, kind.replace("-", "_")).removesuffix("_graph")
+    return f"{stem}_graph"
+
+
 def _check_requests(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
     """Yield a finding for each gossip request to another device than the one drawn from the seed.
 
     A device draws one of its neighbours in each round.
+
+    Args:
+        evidence: the run folder.
+        messages: the messages between devices; requests have the purpose ``ask``.
     """
     scenario = evidence.run.scenario
     streams = Streams(scenario["seed"])
@@ -225,6 +236,7 @@ def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[s
         is_unfinished = number == last and stated <= expected  # the run may end within a round
         if stated == expected or is_unfinished:
             continue
+        # a difference of Counters keeps positive counts only: too many messages, else too few
         wrong_pairs = (stated - expected) or (expected - stated)
         pair = next(iter(wrong_pairs))
         sender, receiver = pair
@@ -302,6 +314,7 @@ def _fragment_bytes(evidence: Evidence, number: int) -> float | None:
     model_parameters = count_parameters(tensors)
     fragments = scenario["strategy"]["fragments"]
     fragment = number % fragments
+    # fragments are equal up to one parameter; all-reduces take them in turn
     begin = fragment * model_parameters // fragments
     end = (fragment + 1) * model_parameters // fragments
     codec = scenario.get("messages", {}).get("up", {"kind": "plain", "dtype": "float32"})

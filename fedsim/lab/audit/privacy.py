@@ -56,19 +56,23 @@ def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, 
     devices = evidence.trainable
     is_local = aggregation["where"] == "local"
     count = len(evidence.rounds)
-    delta = aggregation.get("delta") or min(0.5, devices**-1.1)
-    noise = aggregation["noise"] / (2 if is_local else 1)
+    delta = aggregation.get("delta") or min(0.5, devices**-1.1)  # the aggregation's default
+    noise = aggregation["noise"]
+    if is_local:  # two clipped updates differ by up to twice the clip
+        noise /= 2
     accountant = aggregation["accountant"]
     # the upper bound, as if every device took part in every round
     upper = _compute_epsilon(noise, {1.0: count}, delta, accountant)
     selection = strategy.get("selection", {"kind": "random"})
     # CATA-Fed has names of selections instead of tables
     is_uniform = isinstance(selection, dict) and selection["kind"] == "random"
+    # only a uniform draw hides who took part, and noise in each update gains nothing from it
     if is_local or not is_uniform:
         return upper, upper
     rounds_by_share = _count_rounds_by_share(evidence, devices)
-    if sum(rounds_by_share.values()) != count:
+    if sum(rounds_by_share.values()) != count:  # some begins of rounds are not recorded
         return 0.0, upper
+    # a share of all devices is the least probability, because the draw is among the idle ones
     lower = _compute_epsilon(noise, rounds_by_share, delta, accountant)
     if _is_always_idle(evidence.run.scenario):
         return lower, lower

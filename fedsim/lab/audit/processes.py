@@ -74,6 +74,7 @@ def _check_outages_of(evidence: Evidence, number: int, process: TomlTable) -> It
         process: section of the process in the scenario.
     """
     name = f"process {number} ({process['kind']})"
+    # an edge server's work ``waits`` in an outage if only its link breaks off
     if process["kind"] == "link-outage" or process["work"] == "waits":
         stated = _find_link_outages(evidence, process)
         rates = _usual_rates(evidence, process)
@@ -184,6 +185,7 @@ def _draw_outages(evidence: Evidence, number: int, process: TomlTable) -> _Outag
     end = evidence.run.summary["simulated_s"]
     outages = _Outages([], [])
     now = 0.0
+    # it returns at the run's end; the bound is for a damaged scenario, whose durations may be 0
     for outage in range(1_000_000):
         for key, times in (("every", outages.begins), ("lasts", outages.ends)):
             duration = read_quantity(Seconds, process[key])

@@ -39,7 +39,7 @@ def check_progress(evidence: Evidence) -> Iterator[str]:
     tests = _monitored_values(evidence, monitor)
     best_round, best_value = _find_best(tests)
     value = stated["value"]
-    stated_value = None if value is None else abs(value)
+    stated_value = None if value is None else abs(value)  # ``_find_best`` gives no sign
     if (stated["round"], stated_value) != (best_round, best_value):
         yield (
             f"the summary's best {monitor} is {value!r} of round {stated['round']}, by the rounds "

@@ -32,9 +32,11 @@ def check_secure_messages(evidence: Evidence) -> Iterator[str]:
         yield "the scenario has secure aggregation, and there are no messages of it"
     key = read_quantity(Bytes, section["key"])
     share = read_quantity(Bytes, section["share"])
+    # folders of earlier versions call the key ``neighbours``
     degree = section.get("neighbors", section.get("neighbours"))
     most_neighbours = degree or evidence.trainable - 1
     parts = parts.assign(neighbours=_count_neighbours(parts, degree))
+    # the size has to be a multiple of a key or share, from ``lower`` to ``upper``
     for kind, group in parts.groupby(["direction", "purpose"]):
         _, purpose = kind
         # a client has two keys: one to encrypt its shares, and one for its masks
@@ -115,24 +117,19 @@ def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[flo
         is_sent_out=is_sent_out,
     )
     ordered = ordered.sort_values(["at"], kind="stable")
-    by_row: dict[int, float] = {}
-    by_task: dict[int, float] = {}
-    keys = 0
-    clients = 0
-    last_time = -1.0
-    columns = ["at", "is_key", "is_sent_out", "task"]
-    for row, time, adds_key, sends_out, task in ordered[columns].itertuples():
-        if adds_key:
-            keys += 1
-        elif sends_out:
-            if time != last_time:  # the first of the messages that send these keys out
-                last_time = time
-                clients = keys
-                keys = 0
-            other_clients = clients - 1
-            neighbours = other_clients if degree is None else min(degree, other_clients)
-            by_row[row] = neighbours
-            by_task[task] = neighbours
-    for row, task in zip(parts.index, parts["task"], strict=True):
-        by_row.setdefault(row, by_task.get(task, np.nan))
-    return pd.Series(by_row).reindex(parts.index)
+    keys_so_far = ordered["is_key"].cumsum()
+    sent_out = ordered[ordered["is_sent_out"]]
+    begins_instant = (sent_out["at"] != sent_out["at"].shift()).to_numpy()
+    keys_by_instant = keys_so_far[ordered["is_sent_out"]].to_numpy()[begins_instant]
+    clients_by_instant = np.diff(keys_by_instant, prepend=0)  # keys since the previous instant
+    clients = clients_by_instant[np.cumsum(begins_instant) - 1]
+    neighbours = clients - 1.0
+    if degree is not None:
+        neighbours = np.minimum(degree, neighbours)
+    # any other message has the count of the message that sent the keys to its client's task
+    by_row = dict(zip(sent_out.index.tolist(), neighbours.tolist(), strict=True))
+    by_task = dict(zip(sent_out["task"].tolist(), neighbours.tolist(), strict=True))
+    counts = []
+    for row, task in zip(parts.index.tolist(), parts["task"].tolist(), strict=True):
+        counts.append(by_row.get(row, by_task.get(task, np.nan)))
+    return pd.Series(counts, index=parts.index, dtype=np.float64)

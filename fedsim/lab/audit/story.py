@@ -80,9 +80,10 @@ def check_one_task_at_a_time(evidence: Evidence) -> Iterator[str]:
     previous_start = pd.Series(latest_start).groupby(device).shift(fill_value=-1).to_numpy()
     # row of the device's last task-start before this record, or -1
     begin_row = np.where(starts, previous_start, latest_start)
-    current = np.append(task, 0)[begin_row]
+    current = np.append(task, 0)[begin_row]  # the device's current task; 0 for row -1
     is_current = (begin_row >= 0) & (task == current)
     ends = (events["kind"] == "task-end") & is_current
+    # no record since that start, up to this one, ends the device's current task
     is_busy = (begin_row >= 0) & (last_marked_rows(ends, device) <= begin_row)
     is_step = events["kind"].isin(("step-start", "step-end"))
     text = "device {device} begins task {task} at {time!r} s while it still has task {current}"

@@ -77,7 +77,7 @@ class RecordedTrace:
         """
         rates = np.minimum(self.rates, limit)
         lengths = np.diff(np.append(self.since, self.length))
-        sums = np.append(0.0, np.cumsum(rates * lengths))
+        sums = np.append(0.0, np.cumsum(rates * lengths))  # bytes before each piece, and of a lap
         laps, offset, piece = self._locate(position)
         within = sums[piece] + rates[piece] * (offset - self.since[piece])
         return np.asarray(laps * sums[-1] + within)
@@ -100,10 +100,12 @@ class TraceRate(LinkCapacity):
     limits: Rate
 
     def capacity_until(self, until: Floats) -> Floats:
+        # sums of the bytes in each period of constant limit, of which the last one has no end
         sums = np.zeros(len(until))
         ends = np.append(self.limits.since[1:], np.inf)
         for since, end, limit in zip(self.limits.since, ends, self.limits.values, strict=True):
             bytes_before = self.trace.capacity_until(np.array([since + self.start_s]), limit)
+            # clipped: a time before the period gets no byte of it, a later one gets all
             position = np.clip(until, since, end) + self.start_s
             sums += self.trace.capacity_until(position, limit) - bytes_before
         return sums
@@ -157,13 +159,16 @@ class LinkRates:
             built: rate at the begin of the run (bytes/s); not used for a link that follows a trace.
         """
         changes = self._changes.get(link)
-        trace = self._traces.get(link)
+        traced = self._traces.get(link)
         # for a link that follows a trace, recorded rates are limits, and there is none at first
-        first = built if trace is None else np.inf
-        rate = Rate(np.zeros(1), np.array([first]))
+        first = built if traced is None else np.inf
+        recorded = Rate(np.zeros(1), np.array([first]))
         if changes is not None:
-            rate = Rate(np.append(0.0, changes["time"]), np.append(first, changes["rate"]))
-        return rate if trace is None else TraceRate(*trace, rate)
+            recorded = Rate(np.append(0.0, changes["time"]), np.append(first, changes["rate"]))
+        if traced is None:
+            return recorded
+        trace, start_s = traced
+        return TraceRate(trace, start_s, limits=recorded)
 
 
 def read_traces(evidence: Evidence) -> dict[str, tuple[RecordedTrace, float]]:
@@ -215,8 +220,9 @@ def check_trace_offsets(evidence: Evidence) -> Iterator[str]:
     for link, (trace, start_s) in traces.items():
         key = _scenario_key(link)
         if key == "network.device.loss" and key not in sections:
-            if trace.rates.tolist() != [network["device"]["loss"]]:
-                loss = network["device"]["loss"]
+            # the run writes a constant share of lost packets as a trace of one piece
+            loss = network["device"]["loss"]
+            if trace.rates.tolist() != [loss]:
                 yield f"{link} is {trace.rates.tolist()}; by the scenario {loss!r}"
             continue
         if key not in sections:

@@ -107,11 +107,11 @@ def check_durations(evidence: Evidence) -> Iterator[str]:
     for index, training in enumerate(trainings.itertuples()):
         ratios[index] = _duration_ratio(training, epoch_s[index], jitter)
     slow_factor = population.get("slow_phases", {"factor": 1.0})["factor"]
-    usual = 1.0
+    usual = 1.0  # the ratio of a training without slow phases
     slack = _ROUNDING
     if "reference_flops" in population or scenario["strategy"]["kind"] in LONGER_EPOCHS:
         usual = _median_ratio(ratios, slow_factor)
-        if usual != 1.0:
+        if usual != 1.0:  # an estimate from the trainings, so more tolerance
             slack = 1e-4
     least = usual * (1 - slack)
     # a slow phase multiplies the speed by a factor of at most 1, which lengthens the training

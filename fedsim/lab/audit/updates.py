@@ -239,8 +239,6 @@ class _UpdateBook:
             time: end of the round (s).
         """
         for task, (ended_at, group) in [*self._owed.items()]:
-            # an aggregation of a strategy without rounds leaves out the updates of other groups,
-            # and those that arrive in the instant of the aggregation
             is_earlier = ended_at < time
             if self._has_rounds or (is_earlier and self._group in (NOTHING, group)):
                 del self._owed[task]
@@ -268,7 +266,7 @@ def check_round_counts(evidence: Evidence) -> Iterator[str]:
     tallies: dict[int, Counter[str]] = defaultdict(Counter)  # counts of tasks by round
     columns = ["time", "kind", "task", "round", "outcome"]
     for row, time, kind, task, number, outcome in records[columns].itertuples():
-        name = plain_value(number)
+        name = plain_value(number)  # index of the round for findings; None for no round
         if kind == "task-end":
             tallies[number]["selected"] += 1
             tallies[number][_COUNT_OF_OUTCOME.get(outcome, outcome)] += 1

@@ -119,11 +119,12 @@ class MessageSizes:
         self._scenario = scenario
         self._strategy: TomlTable = scenario["strategy"]
         self._codecs = scenario.get("messages", {})
-        self._streams = Streams(scenario["seed"])
+        self._streams = Streams(scenario["seed"])  # to repeat the draws of reduced sizes
         self.reduction = _REDUCTION_OF_STRATEGY.get(self._strategy["kind"])
 
     @cached_property
     def _scenario_tensors(self) -> tuple[Tensors, Tensors] | None:
+        """Trained and frozen tensors by the scenario; None if it does not determine them."""
         return dense_tensors(self._scenario)
 
     @cached_property
@@ -140,9 +141,12 @@ class MessageSizes:
 
     @cached_property
     def _parameter_count(self) -> int | None:
-        """Count of the model's trained parameters.
+        """Count of the whole model's trained parameters.
 
-        None if neither saved tensors nor the scenario determine it.
+        Of the whole model devices may send only some parameters, ``_sent_count``, and a reduced
+        model has fewer. None if neither saved tensors nor the scenario determine the count; of a
+        model that the scenario gives only a size, the count is known and ``_trained_tensors`` is
+        None.
         """
         if self._trained_tensors is not None:
             return count_parameters(self._trained_tensors)
@@ -154,7 +158,10 @@ class MessageSizes:
 
     @cached_property
     def _sent_count(self) -> int | None:
-        """Count of the model parameters that devices send; None if it is not known."""
+        """Count of the whole model's parameters that devices send; None if it is not known.
+
+        Personal parameters are not sent.
+        """
         if self._trained_tensors is None:
             return self._parameter_count
         return count_sent_parameters(self._scenario, self._trained_tensors)
@@ -218,6 +225,7 @@ class MessageSizes:
             device: ID of the device, which may have a reduced model.
             round_number: index of the round.
         """
+        # messages between devices are encoded as messages to the server
         section = "down" if direction == "down" else "up"
         codec = self._codecs.get(section, _PLAIN_CODEC)
         if self._parameter_count is None or ":" in codec["kind"]:
@@ -271,14 +279,24 @@ class MessageSizes:
             return None
         counts = []
         for size in self._reduced_sizes(device, round_number):
-            if self.reduction == "adapters":
-                count: int | None = count_adapter_parameters(self._trained_tensors, size)
-            else:
-                count = count_reduced_parameters(self._trained_tensors, self.reduction, size)
+            count = self._count_reduced(self._trained_tensors, self.reduction, size)
             if count is None:
                 return None
             counts.append(count)
         return counts
+
+    @staticmethod
+    def _count_reduced(tensors: Tensors, reduction: str, size: float) -> int | None:
+        """Count the parameters that a device with a reduced model sends; None if not known.
+
+        Args:
+            tensors: shapes of the whole model's tensors.
+            reduction: kind of reduction; with ``adapters``, only LoRA adapters are sent.
+            size: share of the width (0..1), or rank of the adapters.
+        """
+        if reduction == "adapters":
+            return count_adapter_parameters(tensors, size)
+        return count_reduced_parameters(tensors, reduction, size)
 
     def _reduced_sizes(self, device: int, round_number: int) -> list[float]:
         """Return the sizes that the reduced model of a device may have in a round.
@@ -291,8 +309,9 @@ class MessageSizes:
             round_number: index of the round, for which a size may be drawn anew.
         """
         sizes = self._strategy["sizes"]
-        if isinstance(sizes, dict):
+        if isinstance(sizes, dict):  # by kind of device, which is not known here
             return [*sizes.values()]
+        # the draws of the strategy, with the same options in the same order
         if self._strategy["redraw"]:
             options = sorted(set(sizes))
             generator = self._streams.generator("strategy/size", device, round_number)
