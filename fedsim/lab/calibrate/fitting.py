@@ -102,6 +102,7 @@ def fit(
     """
     if protocol is None:
         protocol = Fluid()
+    # for the fit: without the weights by which messages share a link unevenly
     even_protocol = protocol.model_copy(update={"weight_spread": 1.0, "late_weight": 1.0})
     speed, jitter = _fit_speeds(tasks, clients)
     fitted_latencies = _fit_latencies(tasks, clients, even_protocol, latency)
@@ -113,6 +114,7 @@ def fit(
         links[direction] = _fit_links(tasks, direction, latencies, even_protocol, all_tasks)
         rates[direction] = links[direction].rates
         notes += links[direction].notes
+    # a direction without messages gets the rates of the opposite one
     for direction, opposite in permutations(DIRECTIONS, 2):
         if np.isnan(rates[direction]).all():
             rates[direction] = rates[opposite]
@@ -128,24 +130,37 @@ def fit(
         speed=fill_unknown(speed),
         jitter=jitter,
     )
-    rivals = []
-    for down, up in product(links["down"].alternatives, links["up"].alternatives):
-        rival = _replace_links(world, "down", *down)
-        rivals.append(_replace_links(rival, "up", *up))
-    intercepts: Floats = _fit_lines(tasks.train, tasks.client, clients)[0]
-    samples_of_tasks = tasks.train.amount / tasks.epochs
+    fixed_s, _ = _fit_lines(tasks.train, tasks.client, clients)
+    samples_of_tasks = tasks.train.amount / tasks.epochs  # NaN for a task without a training
     samples = fill_unknown(aggregate(samples_of_tasks, tasks.client, clients))
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(samples_of_tasks)])))
     return Fitted(
         world=world,
-        rivals=tuple(rivals),
-        overhead=intercepts,
+        rivals=_combine_links(world, links["down"], links["up"]),
+        overhead=fixed_s,
         latency_is_known=fitted_latencies is not None,
         samples=np.maximum(1.0, np.round(samples)),
         epochs=epochs,
         tasks=np.bincount(tasks.client, minlength=clients),
         notes=tuple(notes),
     )
+
+
+def _combine_links(world: FittedWorld, down: _Links, up: _Links) -> tuple[FittedWorld, ...]:
+    """Return the worlds with each alternative of the links down and each of the links up.
+
+    Args:
+        world: the fitted world, which is the first result.
+        down: links down, with further links that explain the log as well.
+        up: links up, in the same form.
+    """
+    worlds = []
+    for (down_rates, down_capacity), (up_rates, up_capacity) in product(
+        down.alternatives, up.alternatives
+    ):
+        rival = _replace_links(world, "down", down_rates, down_capacity)
+        worlds.append(_replace_links(rival, "up", up_rates, up_capacity))
+    return tuple(worlds)
 
 
 def _replace_links(
@@ -257,6 +272,7 @@ def _fit_latencies(
     if protocol.slow_start:  # the intercept contains round trips that delay large messages
         large_s = intercept + slope * _LARGE
 
+        # by the protocol, the large message takes less time than on the line
         def is_low(latencies: Floats) -> Flags:
             round_trip = 2 * latencies + protocol.round_trip
             sending_s = protocol.sending_s(_LARGE, protocol.overhead / slope, round_trip)
@@ -276,7 +292,14 @@ def _fit_links(
 ) -> _Links:
     """Estimate the rates of the clients' links and of the server's link in one direction.
 
-    If the transfers show that clients share a link, this link is taken for the server's.
+    The first of these cases that the log shows decides:
+
+    - There are no messages: all rates are NaN.
+    - Messages are too small to tell rates.
+    - The server's link limits transfers, by a search for its capacity.
+    - All clients have the same rate, as if they shared a link.
+    - Some clients share a link, by a permutation test. It is taken for the server's.
+    - Each client is limited by its own link.
 
     Args:
         tasks: the tasks.
@@ -293,7 +316,7 @@ def _fit_links(
         return _Links(unknown, math.inf, [], [])
     search = LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
     capacity = search.fit_capacity()
-    rates = search.fit_rates(capacity, len(tasks))[0]
+    rates, _ = search.fit_rates(capacity, len(tasks))
     # no rate can be fitted if all durations depend only on windows and round trips
     if np.isnan(rates).all():
         rates = np.full(len(latency), _FAST)

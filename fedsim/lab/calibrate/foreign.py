@@ -159,7 +159,7 @@ def _read_nvflare_client(log: Path, epochs: int) -> Iterator[tuple[object, ...]]
         The cells of ``_COLUMNS``.
     """
     client = log.parent.name if log.name in _NAMES else log.stem
-    round_number = -1
+    round_number = -1  # no download yet; the log has no numbers of rounds, so they are counted
     download_end = 0.0
     last_message = ""  # text that names the kind of the last message
     for line_number, line in _number_lines(log):
@@ -335,7 +335,7 @@ def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]
     Yields:
         Line number, name of the client, round, start and end (s since 1970), count of epochs.
     """
-    titles: dict[str, list[str]] = {}
+    titles: dict[str, list[str]] = {}  # titles of the columns of each client's last table
     for line in lines:
         # cells are split at spaces, and the title "Pre Val?" has one
         cells = line.text.replace("Pre Val?", "Pre").split()
@@ -343,7 +343,8 @@ def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]
             titles[line.source] = cells
         row = dict(zip(titles.get(line.source, ()), cells, strict=False))
         has_time = _is_number(row.get("Time", "").replace(".", "", 1))
-        if has_time and _is_number(row["Round"]) and row.get("Pre") != "Y":
+        is_pre_validation = row.get("Pre") == "Y"  # a test before the training
+        if has_time and _is_number(row["Round"]) and not is_pre_validation:
             epoch_count = 1 if "Epoch" in row else epochs
             start = line.time - float(row["Time"])
             yield line.line_number, line.source, int(row["Round"]), start, line.time, epoch_count
@@ -367,7 +368,7 @@ def read_run_folder(path: Path) -> pd.DataFrame:
     """
     run = RunFolder(path)
     samples_of = {row["device"]: row["samples"] for row in run.devices}
-    step_starts = dict[int, float]()
+    step_starts = dict[int, float]()  # begin of the current step of each task (s)
     rows = list[tuple[object, ...]]()
     round_start = 0.0
     kinds = ("step-start", "step-end", "round-start", "round")
@@ -379,7 +380,7 @@ def read_run_folder(path: Path) -> pd.DataFrame:
             round_start = time
         elif kind == "round":
             rows.append((0, "server", number, "round", round_start, time, 0.0, 1, 0.0))
-            round_start = time
+            round_start = time  # for strategies that record no begin of a round
         elif outcome == "done" and step in _STEPS and number is not None:
             data = parse_json(text)
             size = data.get("bytes", 0.0)

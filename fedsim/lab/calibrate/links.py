@@ -96,6 +96,7 @@ class LinkSearch:
         self._client = client
         self._latency = latency
         self._protocol = protocol
+        # the latest end of each transfer and all before it (s); float64 [steps]
         self._last_end = np.maximum.accumulate(steps.end)
 
     def fit_capacity(self) -> float:
@@ -113,9 +114,29 @@ class LinkSearch:
         best = min(errors, key=errors.__getitem__)
         if errors[best] >= unlimited_error:
             return math.inf
-        low = math.log(best / _BRACKET)
-        high = math.log(best * _BRACKET)
-        for _ in range(_SECTIONS):  # golden-section search for the least error
+        errors.update(self._errors_near(best, count))
+        best = min(errors, key=errors.__getitem__)
+        most_error = min(_BETTER * unlimited_error, unlimited_error - _LEAST_GAIN)
+        if errors[best] < most_error:
+            return best
+        return math.inf
+
+    def _errors_near(self, capacity: float, count: int) -> dict[float, float]:
+        """Search near a capacity of the server's link for the one with the least error.
+
+        The search is a golden-section search over the logarithm of the capacity.
+
+        Args:
+            capacity: the capacity (bytes/s).
+            count: count of transfers to replay.
+
+        Returns:
+            Dict from each capacity that was tried (bytes/s) to its error.
+        """
+        errors = {}
+        low = math.log(capacity / _BRACKET)
+        high = math.log(capacity * _BRACKET)
+        for _ in range(_SECTIONS):
             lower = math.exp(high - _GOLDEN * (high - low))
             upper = math.exp(low + _GOLDEN * (high - low))
             errors[lower] = self._fitted_error(lower, count)
@@ -124,11 +145,7 @@ class LinkSearch:
                 high = math.log(upper)
             else:
                 low = math.log(lower)
-        best = min(errors, key=errors.__getitem__)
-        most_error = min(_BETTER * unlimited_error, unlimited_error - _LEAST_GAIN)
-        if errors[best] < most_error:
-            return best
-        return math.inf
+        return errors
 
     @property
     def _replayed_count(self) -> int:
@@ -301,6 +318,7 @@ class LinkSearch:
         latency = self._latency[client]
         replayed_s = sending_s
         for _ in range(_MOST_ITERATIONS):
+            # a client of unknown rate is limited by the server's link alone
             links = np.where(np.isnan(rates), capacity, rates)
             world = FittedWorld(
                 links, links, self._latency, dict.fromkeys(DIRECTIONS, capacity), self._protocol
@@ -331,7 +349,7 @@ class LinkSearch:
             in which at least one transfer is always under way).
         """
         steps = self._steps[:count]
-        replayed_s = self.fit_rates(capacity, count)[1]
+        _, replayed_s = self.fit_rates(capacity, count)
         begins = self._busy_period_starts(count)
         first_start = steps.start[begins]
         busy_s = np.maximum.reduceat(steps.end, begins) - first_start

@@ -162,6 +162,7 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
     where = f"the log {str(path)!r}"
     notes = list[str]()
     epochs = defaults.epochs or 1
+    # None if the log is not of another framework
     rows = foreign.read_logs(path, where, defaults.bytes, defaults.samples, epochs, notes)
     is_run = rows is None and path.is_dir()
     if is_run:
@@ -328,6 +329,7 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
     notes += [f"--{name} is not used: the log has such a column" for name in unused_defaults]
     rows = pd.DataFrame({"row_number": table.index + 1, "client": table["client"]})
     rows["what"] = table["what"].replace({"download": "down", "upload": "up"})
+    # columns that some row needs, by the kinds of rows that there are
     required = {name for kind in set(rows["what"]) for name in _COLUMNS_OF_KIND.get(kind, ())}
     for name in ("start", "end", "round", *_OPTIONAL_COLUMNS):
         if name in table:
@@ -485,13 +487,14 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete_kinds: list[str]
             belongs to a round that is over.
     """
     tasks: list[_Task] = []
-    last_task_of_round: dict[int, _Task] = {}
+    last_task_of_round: dict[int, _Task] = {}  # rounds in the order of their first tasks
     last_training: _Row | None = None
     ordered = rows.assign(order=rows["what"].map(_STEP_ORDER))
     for row in _iterate(ordered.sort_values(["start", "order"], kind="stable")):
         task = last_task_of_round.get(row.round, {})
         last_step = next(reversed(task.values()), None)
         if last_step is not None and _are_pieces(last_step, row):
+            # the row of the first piece becomes the row of the whole transfer
             end = max(last_step.end, row.end)
             task[row.what] = last_step._replace(end=end, bytes=last_step.bytes + row.bytes)
             continue

@@ -123,9 +123,10 @@ def predict_outlooks(
     for count in sorted({max(1, at_once // 2), 2 * at_once}):
         # each task gets a client of its own, as ``np.resize`` repeats tasks to get more of them
         cohort_tasks = tasks[np.resize(cohort, count)]
-        originals = cohort_tasks.client.copy()
+        originals = cohort_tasks.client.copy()  # client of the log that each client is a copy of
         cohort_tasks.client[:] = np.arange(count)
-        times = []
+        times = []  # first the time in the best world, with clients of the log
+        # without jitter, so that the times differ only by links and clients
         for candidate in (world, *rivals):
             copies = candidate._replace(
                 down=candidate.down[originals],
