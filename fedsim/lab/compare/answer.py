@@ -186,14 +186,14 @@ def _answer_for_world(
     competitors = [index for index in line_indices if not lines.lines[index].reference]
     target = _find_hardest_target(common_figures, competitors, targets)
     goal = goal_of(lines.goal, target)
-    measures = dict.fromkeys([goal, *(goal_of(name, target) for name in TARGETED), FINAL])
     cells = cells_of(lines, line_indices)
     names = name_cells(cells)
+    # a study adds seeds until it is sure by its own goal and targets, not by the user's
+    has_decision = lines.seeds_follow_goal and not is_requested
     rankings = []
-    for measure in measures:
-        if measure is not None:
-            decides = measure is goal and lines.seeds_follow_goal and not is_requested
-            rankings.append(_rank_lines(lines, figures, names, measure, decides_seeds=decides))
+    for measure in dict.fromkeys([*_measures_of((lines.goal, *TARGETED), target), FINAL]):
+        decides = has_decision and measure == goal
+        rankings.append(_rank_lines(lines, figures, names, measure, decides_seeds=decides))
     measured_rankings = [ranking for ranking in rankings if ranking.has_values]
     # A missing ranking by the goal is reported, unless the goal is the default, or a missed target
     # explains it.
@@ -204,11 +204,9 @@ def _answer_for_world(
         unranked = lines.goal
     unreached: list[Target] = []
     if is_requested or target is None:
-        unreached = [
-            candidate
-            for candidate in targets
-            if not _is_reached(common_figures, competitors, candidate, any)
-        ]
+        for candidate in targets:
+            if not _is_reached(common_figures, competitors, candidate, any):
+                unreached.append(candidate)
     return WorldAnswer(
         world,
         target,
@@ -219,6 +217,18 @@ def _answer_for_world(
         unreached=tuple(unreached),
         unranked=unranked,
     )
+
+
+def _measures_of(goals: Iterable[str], target: Target | None) -> list[Measure]:
+    """Return the distinct measures of some goals, such as ``time``, in the same order.
+
+    Args:
+        goals: the goals.
+        target: target up to which costs are counted. If it is None, goals that need a target are
+            left out.
+    """
+    measures = [goal_of(goal, target) for goal in goals]
+    return [measure for measure in dict.fromkeys(measures) if measure is not None]
 
 
 def _list_missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
@@ -256,10 +266,8 @@ def _list_costs(
     if not goal.ranked:
         return
     runs = figures[goal.ranked[0].line_index]
-    names = (*TARGETED, "battery", "flat")
-    for measure in dict.fromkeys([goal.measure, *(goal_of(name, target) for name in names)]):
-        if measure is None:
-            continue
+    costs = _measures_of((*TARGETED, "battery", "flat"), target)
+    for measure in dict.fromkeys([goal.measure, *costs]):  # the goal's measure may be one of them
         values = [run_figures.get(measure.name) for run_figures in runs]
         numbers = [value for value in values if value is not None]
         if numbers and len(numbers) == len(values):
@@ -300,6 +308,7 @@ def _rank_lines(
     leader = None if decision is None else decision.outcome.leader
     sign = 1 if measure.best == "least" else -1
 
+    # the least key is the best; without a decision all lines count as dropped, which ranks none
     def rank(line: RankedLine) -> tuple[float, ...]:
         missing_share = 1 - len(line.values) / line.run_count
         figure = sign * line.mean.mean if line.values else math.inf
@@ -311,7 +320,7 @@ def _rank_lines(
     baseline = None
     if best is not None and not lines.is_first:
         baseline = lines.baselines[best]
-    is_even = lines.until_sure is None
+    is_even = lines.until_sure is None  # all lines have the same seeds
     return Ranking(measure, tuple(entries), baseline, decision, is_even)
 
 

@@ -43,10 +43,12 @@ def worlds_of(lines: Lines) -> list[list[int]]:
         if line.runs:
             point: tuple[object, ...] = () if lines.are_runs else (line.study, line.point)
             line_indices_by_point.setdefault(point, []).append(line_index)
-    if len(line_indices_by_point) == 1:
+    if len(line_indices_by_point) == 1:  # a single world, whatever the scenarios are
         return [*line_indices_by_point.values()]
     worlds: dict[tuple[object, ...], list[int]] = {}
     for point, line_indices in line_indices_by_point.items():
+        # a reference, such as training on pooled data, may differ in its data, and shares the world
+        # of the other lines at its point
         compared = [lines.lines[line_index] for line_index in line_indices]
         ranked = [line for line in compared if not line.reference]
         world = frozenset(_describe_world(line.runs[0].scenario) for line in ranked or compared)
@@ -121,7 +123,7 @@ def cells_of(lines: Lines, line_indices: Sequence[int]) -> dict[int, dict[str, s
         line_indices_by_runs.setdefault(folders, []).append(line_index)
     keys = varying_keys(lines, line_indices)
     cells = {}
-    for same_runs in line_indices_by_runs.values():
+    for same_runs in line_indices_by_runs.values():  # indices of lines with the same runs
         line = lines.lines[same_runs[0]]
         free_keys = varying_keys(lines, same_runs)
         point = {key: format_value(value) for key, value in line.point if key not in free_keys}

@@ -99,7 +99,7 @@ class _AwaitedWork:
     task: int | None
     round: int | None
     end: float = math.inf
-    outcome: str = "stopped"
+    outcome: str = "stopped"  # until the work ends
     steps: list[PathStep] = field(default_factory=list)
 
     def rank(self, now: float) -> tuple[float, ...]:
@@ -328,10 +328,11 @@ class CriticalPaths:
             start: simulated time of the round's start (s).
             finished: number, end and aggregated tasks of the round.
         """
-        number, end, used_tasks = finished
+        number = finished.number
+        end = finished.end
         start_fields = self._records.round_starts.get(number, {})
-        tasks = []
-        late = []
+        tasks = []  # of the round that went on at some time of the round
+        late = []  # devices whose tasks its end cut off
         for task in self._records.tasks_of_round[number]:
             if task.end > start and task.start < end:
                 tasks.append(task)
@@ -341,7 +342,7 @@ class CriticalPaths:
             number,
             start,
             end,
-            steps=tuple(reversed([*self._trace(start, number, end, used_tasks)])),
+            steps=tuple(reversed([*self._trace(start, finished)])),
             selected=start_fields.get("selected", 0),
             late=tuple(late),
             by_deadline=bool(late) and (start_fields.get("deadline") or math.inf) <= end,
@@ -358,7 +359,7 @@ class CriticalPaths:
             path: the round, without these figures.
             tasks: tasks of the round that went on during the round, at least one.
         """
-        ends = sorted(min(task.end, path.end) for task in tasks)
+        ends = sorted(min(task.end, path.end) for task in tasks)  # a task may outlast its round
         last_end = ends[-1]
         last_start = max(task.start for task in tasks if task.end >= last_end)
         earlier_ends = [time for time in ends if time < last_end]
@@ -372,22 +373,18 @@ class CriticalPaths:
             half_done_s=ends[(len(ends) - 1) // 2],
         )
 
-    def _trace(
-        self, start: float, number: int, end: float, used_tasks: set[int]
-    ) -> Iterator[PathStep]:
+    def _trace(self, start: float, finished: _FinishedRound) -> Iterator[PathStep]:
         """Yield the steps for which a round waited, from its end back to its start, without gaps.
 
         Args:
             start: simulated time of the round's start (s).
-            number: index of the round.
-            end: simulated time of its end (s).
-            used_tasks: IDs of the tasks whose updates the round aggregated.
+            finished: number, end and aggregated tasks of the round.
         """
-        now = end  # moves back from the round's end to its start
+        now = finished.end  # moves back from the round's end to its start
         while now > start:
-            work = self._find_awaited(now, number, end, used_tasks)
+            work = self._find_awaited(now, finished)
             if work is None:
-                previous_end = self._last_awaited(now, start, number, end, used_tasks)
+                previous_end = self._last_awaited(now, start, finished)
                 yield PathStep(WAIT, previous_end, now)
                 now = previous_end
                 continue
@@ -397,28 +394,22 @@ class CriticalPaths:
                     yield self._cut(step, step_start, now)
                     now = step_start
 
-    def _last_awaited(
-        self, now: float, start: float, number: int, end: float, used_tasks: set[int]
-    ) -> float:
+    def _last_awaited(self, now: float, start: float, finished: _FinishedRound) -> float:
         """Return the last time before ``now`` at which an awaited task or message ended.
 
         Args:
             now: the simulated time (s).
             start: simulated time of the round's start (s), which is the result if nothing ended.
-            number: index of the round.
-            end: simulated time of the round's end (s).
-            used_tasks: IDs of the tasks whose updates the round aggregated.
+            finished: number, end and aggregated tasks of the round.
         """
         for time in reversed(self._times[: bisect_left(self._times, now)]):
             if time <= start:
                 break
-            if self._find_awaited(time, number, end, used_tasks) is not None:
+            if self._find_awaited(time, finished) is not None:
                 return time
         return start
 
-    def _find_awaited(
-        self, now: float, number: int, end: float, used_tasks: set[int]
-    ) -> _AwaitedWork | None:
+    def _find_awaited(self, now: float, finished: _FinishedRound) -> _AwaitedWork | None:
         """Return the task or message for which a round waited up to a given time; None if none.
 
         The task or message ended at this time and belongs to the round, or the round used its
@@ -426,10 +417,10 @@ class CriticalPaths:
 
         Args:
             now: the simulated time (s).
-            number: index of the round.
-            end: simulated time of the round's end (s).
-            used_tasks: IDs of the tasks whose updates the round aggregated, whatever their round.
+            finished: number and end of the round, and the tasks whose updates it aggregated,
+                whatever their round.
         """
+        number, end, used_tasks = finished
         ended = self._records.ended_at.get(now, ())
         work = [task for task in ended if task.round == number or task.task in used_tasks]
         if not work:  # tasks of an asynchronous strategy have no round

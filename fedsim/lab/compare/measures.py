@@ -456,7 +456,8 @@ def _battery_figures(run: RunFolder) -> Values:
     rows = run.rows(ENERGY) if run.has(ENERGY) else []
     shares = []
     for row in rows:
-        if (row["capacity_j"] or math.inf) < math.inf:
+        has_battery = (row["capacity_j"] or math.inf) < math.inf
+        if has_battery:
             joules = sum(row[f"{phase}_j"] for phase in PHASES)
             shares.append(joules / row["capacity_j"])
     if not shares:

@@ -146,27 +146,39 @@ class PublishedFigures(Spec):
             return [self]
         key, listed_values = lists[0]
         texts = [str(value) for value in listed_values]
-        has_values = any(text in self.published for text in texts)
-        has_rows = any(row.name in self.published for row in self.rows)
-        is_by_value = has_values or not has_rows
+        is_by_value = self._has_figures_by_value(texts)
         if is_by_value:
             _refuse_unknown(self, f"value of {key!r}", self.published, texts)
         placeholder = "{" + key + "}"
         tables = []
         for value, text in zip(listed_values, texts, strict=True):
-            claims = []
-            for claim in self.claims:
-                if key not in claim.at or value in claim.at[key]:
-                    claims.append(claim)
             update = {
                 "title": self.title.replace(placeholder, text),
                 "published": self.published.get(text, {}) if is_by_value else self.published,
                 "at": {**self.at, key: value},
-                "claims": claims,
+                "claims": self._claims_at(key, value),
             }
             # a further list in ``at`` splits the table again
             tables += self.model_copy(update=update).apart()
         return tables
+
+    def _has_figures_by_value(self, texts: Sequence[str]) -> bool:
+        """Whether ``published`` has a dict of figures for each value, instead of one for all.
+
+        Args:
+            texts: the values, as texts; these and not names of rows are the keys then.
+        """
+        has_values = any(text in self.published for text in texts)
+        has_rows = any(row.name in self.published for row in self.rows)
+        return has_values or not has_rows
+
+    def _claims_at(self, key: str, value: object) -> list[Claims]:
+        """Return the claims that the paper makes for a value of a key of ``at``."""
+        claims = []
+        for claim in self.claims:
+            if key not in claim.at or value in claim.at[key]:
+                claims.append(claim)
+        return claims
 
     def figure(self, row: str, name: str) -> float | None:
         """Return the value that the paper has for a row and a measure; None if it has none.
@@ -318,7 +330,8 @@ def _figures_as_columns(table: ComparedTable) -> ComparedTable:
     cells_of_figure: dict[str, dict[str, Cell]] = {}
     tolerances_of_figure: dict[str, dict[str, Any]] = {}
     columns = (column.cells for column in table.columns)
-    # the columns of a table of ``beside_published``; the one that is skipped has the difference
+    # The seven columns of a table of ``beside_published``: the skipped one has the difference, and
+    # ``within`` is ``yes``, ``no``, or None if the figure is not judged.
     for row, figure, published, ours, _, tolerance, within in zip(*columns, strict=True):
         cell = None
         if isinstance(ours, Estimate):
@@ -395,7 +408,7 @@ class _MeasuredTable:
         for key, value in published.judged.items():
             where = {**table.at, key: value}
             self._is_judged &= any(_has_values(line, where) for line in lines)
-        self._titles = {}
+        self._titles = {}  # titles of rows for people, by name of the row
         for row in table.rows:
             variant = row.variant or row.name
             self._titles[row.name] = row.title or published.titles.get(variant, row.name)
@@ -404,6 +417,8 @@ class _MeasuredTable:
         self._not_run = [row for row in table.rows if not seeds_by_row[row.name]]
         self._seeds = self._common_seeds(seeds_by_row)
         measures_of_claims = [claim.measure for claim in table.claims if claim.measure]
+        # figures by measure and row, one for each of ``_seeds``; without measures that cannot be
+        # computed yet
         self._values: dict[str, dict[str, list[float]]] = {}
         if self._seeds:
             for name in dict.fromkeys([*table.measures, *measures_of_claims]):
@@ -468,7 +483,7 @@ class _MeasuredTable:
             reading: how the figure is computed from a run.
         """
         best_mean = 0.0
-        if reading.below_best is not None:
+        if reading.below_best is not None:  # the target depends on the best row
             peak_reading = reading.model_copy(update={"take": "max", "below_best": None})
             peaks_of_rows = [self._read(peak_reading, row.where) for row in self._rows]
             best_mean = max(math.fsum(values) / len(self._seeds) for values in peaks_of_rows)
@@ -531,7 +546,7 @@ class _MeasuredTable:
                 notes.append(f"Not run: {', '.join(titles)}.")
         if self._table.note:
             notes.append(self._table.note)
-        cells = list(zip(*rows, strict=True)) or [()] * len(heads)
+        cells = list(zip(*rows, strict=True)) or [()] * len(heads)  # by column
         verdicts = [verdict for verdict in cells[-1] if verdict is not None]
         if verdicts:
             count = f"{verdicts.count('yes')} of {counted(len(verdicts), 'figure')}"

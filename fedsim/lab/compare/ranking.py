@@ -361,8 +361,9 @@ class Ranking:
         measure = self.measure
         if estimate is None:
             return f"comes to {self.show(line.mean.mean)}"
-        is_equal = estimate.mean == float(measure.is_cost)
-        if is_equal and (estimate.pairs < 2 or estimate.low == estimate.high):
+        is_equal = estimate.mean == float(measure.is_cost)  # ratio 1, or difference 0
+        has_no_interval = estimate.pairs < 2
+        if is_equal and (has_no_interval or estimate.low == estimate.high):
             return "does exactly as well"
         if measure.is_cost:
             text = measure.words.compare(estimate.mean)
@@ -375,7 +376,7 @@ class Ranking:
             low, high = measure.show(-estimate.high), measure.show(-estimate.low)
         if is_equal:
             text = "does as well on average"
-        if estimate.pairs < 2:
+        if has_no_interval:
             return text
         interval = f"95 % interval {low} to {high}"
         worse_count = self._count_worse_seeds(line, first)

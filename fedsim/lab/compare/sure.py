@@ -195,8 +195,9 @@ class _Race:
     """
 
     def __init__(self, costs: Mapping[int, Sequence[float]], error: float) -> None:
+        # A row is a line's position in these arrays; results name its index in the comparison.
         self._line_indices = list(costs)
-        self._counts = [len(values) for values in costs.values()]
+        self._counts = [len(values) for values in costs.values()]  # of seeds
         self._costs = np.full((len(costs), max(self._counts)), np.nan)
         for row, values in enumerate(costs.values()):
             self._costs[row, : len(values)] = values
@@ -216,14 +217,15 @@ class _Race:
         if math.isinf(unit_radius) or len(rows) < 2:
             return
         costs = self._costs[rows, :count]
+        # entry [i, j]: lower bound on how much worse line ``rows[i]`` is than line ``rows[j]``
         lows = np.empty((len(rows), len(rows)))
         for column, other_costs in enumerate(costs):
             means, halves = _intervals(costs - other_costs, unit_radius)
             lows[:, column] = means - halves
-            pairs = rows, rows[column]
+            pairs = rows, rows[column]  # numpy index: all lines, each with the line of the column
             self._worse_at_most[pairs] = np.minimum(self._worse_at_most[pairs], means + halves)
         for position, row in enumerate(rows):
-            surest = int(lows[position].argmax())
+            surest = int(lows[position].argmax())  # the line that is most surely better
             if lows[position, surest] > 0:
                 self._contender_rows.remove(row)
                 better = self._line_indices[rows[surest]]
@@ -244,10 +246,11 @@ class _Race:
             return Decision("best", contenders[0], contenders, losses, missed, seeds, bound=0.0)
         bounds = self._worse_at_most[np.ix_(rows, rows)]
         np.fill_diagonal(bounds, 0.0)
-        worst_bounds = bounds.max(axis=1)
+        worst_bounds = bounds.max(axis=1)  # how much worse each line may be than the best one
         leader_positions = np.flatnonzero(worst_bounds <= within)
         if not len(leader_positions):
             return Decision("open", None, contenders, losses, missed, seeds)  # without a leader
+        # of several possible leaders, the one with the least mean over the seeds of all
         shared_count = min(self._counts[row] for row in rows)
         means = self._costs[rows, :shared_count].mean(axis=1)
         leader_position = min(leader_positions.tolist(), key=means.__getitem__)

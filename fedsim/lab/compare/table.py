@@ -56,6 +56,7 @@ class Comparison:
         cache: dict[Path, measures.Values] | None = None,
     ) -> None:
         self.lines = lines
+        # final and best value of each metric that any run has
         metrics = measures.of_metrics(chain.from_iterable(line.runs for line in lines.lines))
         self._finals = [metric for metric in metrics if metric.test == "final"]
         requested = {Target.read(target) for target in targets}
@@ -66,23 +67,44 @@ class Comparison:
         self._costs_to_metrics: list[measures.Measure | None] = []
         for target in all_targets[len(accuracies) :]:  # accuracies are first
             self._costs_to_metrics += [measures.goal_of(goal, target) for goal in TARGETED]
+        # measures with a column in the tables
         self._measures = [*measures.measures(all_targets), *metrics]
         if lines.budget:
             self._measures.append(measures.WITHIN)
-        computed: dict[Path, measures.Values] = {} if cache is None else cache
-        for run in chain.from_iterable(line.runs for line in lines.lines):
-            if not computed.get(run.path):
-                computed[run.path] = measures.measure(run, all_targets, ledger, lines.budget)
-        # a run may lack a metric that another run has
-        no_metrics: measures.Values = dict.fromkeys(metric.name for metric in metrics)
-        self._figures: list[list[measures.Values]] = [
-            [no_metrics | computed[run.path] for run in line.runs] for line in lines.lines
-        ]
+        # values of all measures of each run of each line
+        self._figures = self._measure_runs(all_targets, metrics, ledger, cache)
         all_figures = chain.from_iterable(self._figures)
         self._has_accuracy = any(values[measures.BEST.name] is not None for values in all_figures)
+        # targets at which the answers compare costs
         self._targets = self._requested or accuracies or all_targets
         if not self._targets:
             self._add_usual_target()
+
+    def _measure_runs(
+        self,
+        targets: Sequence[Target],
+        metrics: Sequence[measures.Measure],
+        ledger: LedgerPreset,
+        cache: dict[Path, measures.Values] | None,
+    ) -> list[list[measures.Values]]:
+        """Return the values of all measures, by name, of each run of each line.
+
+        Args:
+            targets: targets to which costs are computed.
+            metrics: measures of the runs' metrics. A run that lacks one has the value None.
+            ledger: traffic to count: ``strict`` or ``paper``.
+            cache: dict from run folder to values, to which the values of further runs are added;
+                None if none is shared.
+        """
+        computed: dict[Path, measures.Values] = {} if cache is None else cache
+        for run in chain.from_iterable(line.runs for line in self.lines.lines):
+            if not computed.get(run.path):
+                computed[run.path] = measures.measure(run, targets, ledger, self.lines.budget)
+        no_metrics: measures.Values = dict.fromkeys(metric.name for metric in metrics)
+        figures = []
+        for line in self.lines.lines:
+            figures.append([no_metrics | computed[run.path] for run in line.runs])
+        return figures
 
     def _sort_targets(self, targets: set[Target]) -> list[Target]:
         """Sort targets by metric, accuracy first, and then from the easiest to the hardest.
@@ -110,6 +132,7 @@ class Comparison:
         return sorted(targets, key=rank)
 
     def _add_usual_target(self) -> None:
+        """Set a default target, an accuracy, and add the costs until it to all figures."""
         target = usual_target(self.lines, self.lines.of_common_seeds(self._figures))
         if target is None:
             return
@@ -207,6 +230,7 @@ class Comparison:
                 devices, network and data).
         """
         baselines = set(self.lines.baselines)
+        # at least three lines of a world, even if the table becomes longer
         per_world = max(3, _MOST_ROWS // max(1, len(answers)))
         rows: list[int] = []
         ranked: set[int] = set()
@@ -235,21 +259,14 @@ class Comparison:
         goals: list[measures.Measure | None] = []
         for target in targets:
             for goal in (self.lines.goal, *TARGETED):
-                measure = measures.goal_of(goal, target)
+                measure = measures.goal_of(goal, target)  # None: a cost to a target without target
                 if measure not in (None, measures.FINAL):
                     goals.append(measure)
         if not goals:
             goals = [measures.TIME, measures.TRAFFIC]
-        selection = dict.fromkeys(
-            [
-                measures.FINAL,
-                *self._finals,
-                *goals,
-                *self._costs_to_metrics,
-                measures.WASTED_COMPUTE,
-            ]
-        )
-        return [measure for measure in selection if measure is not None]
+        selection = [measures.FINAL, *self._finals, *goals, *self._costs_to_metrics]
+        distinct_measures = dict.fromkeys([*selection, measures.WASTED_COMPUTE])
+        return [measure for measure in distinct_measures if measure is not None]
 
     def answers(self) -> list[WorldAnswer]:
         """Return for each world which line (variant or run) is the best, and what it costs.
