@@ -13,7 +13,13 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.files import flatten
 from fedsim.common.streams import Streams
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import NOTHING, is_close, read_quantity, report, report_differences
+from fedsim.lab.audit.frames import (
+    NOTHING,
+    is_close,
+    read_quantity,
+    report_differences,
+    report_rows,
+)
 from fedsim.records import folder as files
 from fedsim.records.chain import ROWS_A_BLOCK, EventChain, RowChain
 from fedsim.records.ledger import Ledger, split_by_purpose
@@ -149,15 +155,15 @@ def check_transfers(evidence: Evidence) -> Iterator[str]:
         if not len(wrong):
             continue
         rows = pd.DataFrame({"stated": stated[wrong], "expected": expected[wrong]}, wrong)
-        if name == "payloads":
+        if name == "payloads":  # findings show the payload lists instead of their numbers
             rows = rows.map(lists.__getitem__)
-        text = f"transfer {{row}}: {name} is {{stated!r}}, the records say {{expected!r}}"
-        yield from report(text, rows)
+        template = f"transfer {{row}}: {name} is {{stated!r}}, the records say {{expected!r}}"
+        yield from report_rows(template, rows)
     texts = ["+".join(purpose for purpose, _ in parts) for parts in lists]
     expected = np.array(texts, dtype=object)[transfers["payloads"]]
     wrong_purpose = np.asarray(transfers["purpose"]) != expected
-    text = "transfer {row}: purpose is {purpose!r}, its payloads say {expected!r}"
-    yield from report(text, transfers.assign(expected=expected), wrong_purpose)
+    template = "transfer {row}: purpose is {purpose!r}, its payloads say {expected!r}"
+    yield from report_rows(template, transfers.assign(expected=expected), wrong_purpose)
 
 
 def check_delivered_bytes(evidence: Evidence) -> Iterator[str]:
@@ -168,16 +174,18 @@ def check_delivered_bytes(evidence: Evidence) -> Iterator[str]:
     transfers = evidence.transfers
     size = transfers["bytes"]
     delivered = transfers["delivered"]
-    text = "transfer {row}: {delivered!r} bytes were delivered of {bytes!r}"
-    yield from report(text, transfers, ~((delivered >= 0) & (delivered <= size)))
-    text = "transfer {row}: it is done, but {delivered!r} of {bytes!r} bytes were delivered"
-    yield from report(text, transfers, (transfers["outcome"] == "done") & (delivered != size))
+    template = "transfer {row}: {delivered!r} bytes were delivered of {bytes!r}"
+    yield from report_rows(template, transfers, ~((delivered >= 0) & (delivered <= size)))
+    template = "transfer {row}: it is done, but {delivered!r} of {bytes!r} bytes were delivered"
+    yield from report_rows(
+        template, transfers, (transfers["outcome"] == "done") & (delivered != size)
+    )
     sums = [sum(part for _, part in parts) for parts in evidence.payloads.lists]
     expected = np.array(sums, dtype=np.float64)[transfers["payloads"]]
-    text = "transfer {row}: its payloads do not add up to {bytes!r} bytes"
-    yield from report(text, transfers, expected != size)
-    text = "transfer {row} ends before it starts"
-    yield from report(text, transfers, ~(transfers["end"] >= transfers["start"]))
+    template = "transfer {row}: its payloads do not add up to {bytes!r} bytes"
+    yield from report_rows(template, transfers, expected != size)
+    template = "transfer {row} ends before it starts"
+    yield from report_rows(template, transfers, ~(transfers["end"] >= transfers["start"]))
 
 
 def check_header_bytes(evidence: Evidence) -> Iterator[str]:
@@ -198,11 +206,11 @@ def check_header_bytes(evidence: Evidence) -> Iterator[str]:
         is_right = pd.Series(
             np.isclose(wire_bytes, expected, rtol=_ROUNDING, atol=0.0), index=wire_bytes.index
         )
-    text = (
+    template = (
         "transfer {row}: wire_bytes is {wire_bytes!r}, its protocol makes {expected!r} of what was "
         "delivered"
     )
-    yield from report(text, transfers.assign(expected=expected), ~is_right)
+    yield from report_rows(template, transfers.assign(expected=expected), ~is_right)
 
 
 def check_ledgers(evidence: Evidence) -> Iterator[str]:
@@ -231,8 +239,8 @@ def check_ledgers(evidence: Evidence) -> Iterator[str]:
         delivered = transfers["delivered"].where(transfers["direction"] == direction, 0.0)
         sums = np.bincount(next_round, delivered, len(round_rows) + 1)
         expected[f"bytes_{direction}"] = sums[:-1]  # without messages after the last round
-    text = "round {row}: {name} is {stated!r}, the records say {expected!r}"
-    yield from report_differences(text, evidence.rounds.fillna(0.0), expected)
+    template = "round {row}: {name} is {stated!r}, the records say {expected!r}"
+    yield from report_differences(template, evidence.rounds.fillna(0.0), expected)
 
 
 def _compute_ledger(evidence: Evidence) -> Ledger:
@@ -295,9 +303,9 @@ def check_meters(evidence: Evidence) -> Iterator[str]:
 
 def _check_columns(evidence: Evidence, file: str, expected: pd.DataFrame) -> Iterator[str]:
     """Yield a finding for each cell of a table of the folder that differs from a recount."""
-    text = f"{{name}} is {{stated!r}} in row {{row}} of {file}, the records say {{expected!r}}"
+    template = f"{{name}} is {{stated!r}} in row {{row}} of {file}, the records say {{expected!r}}"
     table = evidence.frame(file, [*expected])
-    yield from report_differences(text, table, expected, atol=1e-9, equal_nan=True)
+    yield from report_differences(template, table, expected, atol=1e-9, equal_nan=True)
 
 
 def _check_entries(summary: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
@@ -330,10 +338,10 @@ def check_uncounted(evidence: Evidence) -> Iterator[str]:
             if section in scenario or name not in frame:
                 continue
             column = frame[name].astype(np.float64)
-            text = (
+            template = (
                 f"{name} of row {{row}} of {file} is {{value!r}}, and the scenario has no {section}"
             )
-            yield from report(text, pd.DataFrame({"value": column}), ~np.isnan(column))
+            yield from report_rows(template, pd.DataFrame({"value": column}), ~np.isnan(column))
 
 
 def _build_user_meters(evidence: Evidence, context: MeterContext) -> Iterator[Meter]:

@@ -89,6 +89,7 @@ class LinkCapacity(ABC):
             messages.
         """
         latest_end = end + time_tolerance_s(end)
+        # messages that can overload the link, in the order of their begins
         limited = np.flatnonzero((size > 0) & ~self.is_unlimited(begin, latest_end))
         order = limited[np.argsort(begin[limited], kind="stable")]
         begin = begin[order]
@@ -99,16 +100,16 @@ class LinkCapacity(ABC):
         # rate of 1 on this axis.
         begin_bytes = self.capacity_until(begin)
         due_bytes = self.capacity_until(latest_end)
-        for deadline in _late_due_times(begin_bytes, due_bytes, size / RATE_TOLERANCE):
-            # With the latest begin first, the running sum of sizes is what the link has to carry
-            # from each message's begin to the deadline.
-            within = np.flatnonzero(due_bytes <= deadline)[::-1]
-            sent_bytes = np.cumsum(size[within])
-            excess = sent_bytes - RATE_TOLERANCE * (deadline - begin_bytes[within])
+        for missed_due in _late_due_times(begin_bytes, due_bytes, size / RATE_TOLERANCE):
+            # Messages that are due by then, the latest begin first: the running sum of sizes is
+            # what the link has to carry from each message's begin to the missed due time.
+            due_by_then = np.flatnonzero(due_bytes <= missed_due)[::-1]
+            sent_bytes = np.cumsum(size[due_by_then])
+            excess = sent_bytes - RATE_TOLERANCE * (missed_due - begin_bytes[due_by_then])
             worst = int(excess.argmax())
             if excess[worst] > 0:  # false only by rounding errors of the sums
-                last_end = end[within].max().item()
-                return Stretch(begin.item(within[worst]), last_end, sent_bytes.item(worst))
+                last_end = end[due_by_then].max().item()
+                return Stretch(begin.item(due_by_then[worst]), last_end, sent_bytes.item(worst))
         return None
 
 
@@ -126,6 +127,7 @@ class Rate(LinkCapacity):
 
     def capacity_until(self, until: Floats) -> Floats:
         values = np.where(np.isinf(self.values), 0.0, self.values)
+        # bytes until the begin of each piece of constant rate
         sums = np.append(0.0, np.cumsum(values[:-1] * np.diff(self.since)))
         piece = np.searchsorted(self.since, until, side="right") - 1
         return np.asarray(sums[piece] + values[piece] * (until - self.since[piece]))
@@ -156,9 +158,10 @@ def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[fl
     origin = 0.0
     now = 0.0
     messages = [*zip(begin.tolist(), due.tolist(), duration.tolist(), strict=True)]
-    messages.append((np.inf, np.inf, 0.0))
-    for start, deadline, length in messages:
-        next_begin = start - origin
+    messages.append((np.inf, np.inf, 0.0))  # after all others, so that they are sent to their end
+    for message_begin, message_due, length in messages:
+        next_begin = message_begin - origin
+        # send waiting messages, the most urgent first, until the next message begins
         while waiting:
             first_due, remaining = waiting[0]
             if now + remaining > next_begin:
@@ -170,6 +173,6 @@ def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[fl
             if now > first_due - origin:
                 yield first_due
         if not waiting:
-            origin = start
+            origin = message_begin
             now = 0.0
-        heappush(waiting, (deadline, length))
+        heappush(waiting, (message_due, length))

@@ -59,7 +59,7 @@ def check_weights(evidence: Evidence) -> Iterator[str]:
         return
     rule = _WeightRule(evidence)
     aggregates = evidence.data_of("aggregate").join(evidence.events["round"])
-    columns = [*_Aggregate._fields]
+    columns = [*_Aggregate._fields]  # also names of the columns of ``aggregates``
     for row, *cells in aggregates[columns].itertuples():
         aggregate = _Aggregate(*cells)
         if not aggregate.tasks:

@@ -168,6 +168,11 @@ class _AggregationData(NamedTuple):
 
     @classmethod
     def of(cls, data: RecordData) -> Self:
+        """Parse the tasks, weights and staleness of an aggregation's updates.
+
+        Strategies whose updates do not wait for a round record ``staleness``, edge servers ``edge``,
+        and robust aggregations ``bears``, the count of malicious updates that they tolerate.
+        """
         weights = data.get("weights")
         return cls(
             tasks=_task_ids(data),
@@ -224,6 +229,10 @@ class _BatteryData(NamedTuple):
 
     @classmethod
     def of(cls, data: RecordData) -> Self:
+        """Parse a battery's level (J), and the energy charged, idle and drawn by tasks so far (J).
+
+        ``path`` has times and levels between the battery's last record and this one.
+        """
         level = number(data["level"])
         levels = [level, *[number(point) for _, point in data["path"]]]
         return cls(

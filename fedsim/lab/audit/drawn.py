@@ -29,7 +29,7 @@ def redraw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: o
     generator = Streams(scenario["seed"]).generator(purpose)
     if not section:
         return np.full(count, np.nan)
-    list_of_unit = GenericAlias(list, (unit,))
+    list_of_unit = GenericAlias(list, (unit,))  # the type ``list[unit]``
     match section["kind"]:
         case "constant":
             return np.full(count, read_quantity(unit, section["value"]), dtype=np.float64)
@@ -48,4 +48,4 @@ def redraw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: o
             return np.asarray(generator.choice(values, count, p=weights))
         case "list":
             return np.array(read_quantity(list_of_unit, section["values"]), dtype=np.float64)
-    return np.full(count, np.nan)
+    return np.full(count, np.nan)  # such as ``file``, whose values the folder does not have

@@ -14,7 +14,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.units import TICK_S
 from fedsim.lab.audit.data import RecordData
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import is_close, report, report_differences
+from fedsim.lab.audit.frames import is_close, report_differences, report_rows
 from fedsim.records import folder as files
 from fedsim.records.schema import OF_METERS
 from fedsim.world.meters.energy import DAY_S, PHASES, PLACES, SETTING, TABLE, computing_steps
@@ -75,12 +75,12 @@ def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterato
         table.assign(device=device_ids),
         {"device": table.index},
     )
-    text = "{name} of device {row} is {stated!r}, the records say {expected!r}"
-    yield from report_differences(text, table, account.device_joules.add_suffix("_j"))
+    template = "{name} of device {row} is {stated!r}, the records say {expected!r}"
+    yield from report_differences(template, table, account.device_joules.add_suffix("_j"))
     if account.zones:
         grams = account.drawn.groupby("device")["grams"].sum()
         expected = grams.reindex(table.index, fill_value=0.0)
-        yield from report_differences(text, table, {"grams": expected})
+        yield from report_differences(template, table, {"grams": expected})
 
 
 def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
@@ -117,8 +117,10 @@ def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[
     expected = account.table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
     if not evidence.run.has_all_devices:
         expected = expected[evidence.devices["device"]]
-    text = f"{{name}} in row {{row}} of {files.DEVICES} is {{stated!r}}, in {TABLE} {{expected!r}}"
-    yield from report_differences(text, evidence.devices, {"joules": expected})
+    template = (
+        f"{{name}} in row {{row}} of {files.DEVICES} is {{stated!r}}, in {TABLE} {{expected!r}}"
+    )
+    yield from report_differences(template, evidence.devices, {"joules": expected})
 
 
 def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
@@ -131,8 +133,8 @@ def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
         # A round's value in the table is the difference of two sums since the run's begin, so its
         # rounding error grows with these sums.
         slack = 1e-6 + 1e-9 * np.abs(np.cumsum(expected))
-        text = "round {row} has {stated!r} {name}, the records say {expected!r}"
-        yield from report_differences(text, evidence.rounds, {quantity: expected}, atol=slack)
+        template = "round {row} has {stated!r} {name}, the records say {expected!r}"
+        yield from report_differences(template, evidence.rounds, {quantity: expected}, atol=slack)
 
 
 def check_batteries(evidence: Evidence) -> Iterator[str]:
@@ -155,19 +157,21 @@ def check_batteries(evidence: Evidence) -> Iterator[str]:
     points = (records["path_points"] + 1.0).groupby(records["device"]).transform("sum")
     # times are rounded to a tick of the clock, at each point of a battery's path
     slack = 1e-6 + 1e-9 * moved_j + TICK_S * watts * points
-    text = (
+    template = (
         "the battery of device {device} holds {lowest!r} to {highest!r} J; allowed are 0 to "
         "{capacity_j!r} J"
     )
     is_overfull = records["highest"] > records["capacity_j"] + slack
-    yield from report(text, records, (records["lowest"] < 0) | is_overfull)
+    yield from report_rows(template, records, (records["lowest"] < 0) | is_overfull)
     records["expected"] = (
         records["initial_j"] + records["charged"] - records["idle"] - records["drawn"]
     )
-    text = (
+    template = (
         "the battery of device {device} holds {level!r} J at {time!r} s, its books {expected!r} J"
     )
-    yield from report(text, records, ~(np.abs(records["level"] - records["expected"]) <= slack))
+    yield from report_rows(
+        template, records, ~(np.abs(records["level"] - records["expected"]) <= slack)
+    )
     if evidence.run.summary["status"] != "failed":  # unfinished work has no record of its end
         yield from _check_energy_of_tasks(account, records.assign(slack=slack))
 
@@ -184,8 +188,10 @@ def _check_energy_of_tasks(account: "_Account", records: pd.DataFrame) -> Iterat
     task_joules = account.device_joules[phases_of_tasks].sum(axis=1) - account.tails_after_end()
     last = records.drop_duplicates("device", keep="last").sort_values("device")
     last["expected"] = task_joules.reindex(last["device"]).to_numpy()
-    text = "the battery of device {device} gave {drawn!r} J to tasks, they took {expected!r} J"
-    yield from report(text, last, ~(np.abs(last["drawn"] - last["expected"]) <= last["slack"]))
+    template = "the battery of device {device} gave {drawn!r} J to tasks, they took {expected!r} J"
+    yield from report_rows(
+        template, last, ~(np.abs(last["drawn"] - last["expected"]) <= last["slack"])
+    )
 
 
 class _Account:
@@ -213,6 +219,7 @@ class _Account:
         self.zones: list[_GridZone] = self._setting["zones"]
         self._end: float = evidence.run.summary["simulated_s"]
         self._round_rows = np.flatnonzero(self._events["kind"] == "round")  # ends of rounds
+        # all portions of energy in one table
         columns = ["device", "task", "start", "end", "joules", "row", "phase"]
         parts = [part.assign(phase=phase)[columns] for phase, part in self._energy_portions()]
         drawn = pd.concat(parts, ignore_index=True)
@@ -306,6 +313,7 @@ class _Account:
             {"joules": draws["idle_w"] * self._end, "start": 0.0, "end": self._end},
             index=[_CONTINUOUS],
         )
+        # the index of each part is the row of its record
         parts = pd.concat([idle, messages[passing], updates])
         energy: pd.DataFrame = parts.assign(device=_NO_ID, task=_NO_ID, row=parts.index)
         return energy

@@ -136,6 +136,7 @@ class Evidence:
         Raises:
             RunFolderError: the data of a record cannot be parsed.
         """
+        # equal texts are parsed once: ``texts`` has distinct texts, and the index of each record's
         column = self._texts.filter(pa.array(mask)).fill_null("{}")
         texts = column.combine_chunks().dictionary_encode()
         codes = texts.indices.to_numpy()
@@ -196,6 +197,8 @@ class Evidence:
         data = pd.concat([self.data_of(kind) for kind in kinds]).sort_index()
         columns = ["kind", "step", "time", "device", "round", "task", "outcome"]
         records = data.join(self.events[columns])
+        # A message of a task starts with its step, whose name gives the direction. A message
+        # between parts of the server takes no time and always arrives. All others state both.
         ends_step = records["kind"] == "step-end"
         of_servers = records["kind"] == "server-transfer"
         step_start = self.steps["start"].reindex(records.index)
@@ -337,6 +340,7 @@ class Evidence:
             Rows, -1 for a device that has no row; int64, of the shape of ``device``.
         """
         index = pd.Index(self.devices["device"])
+        # a whole table has the devices in the order of their IDs; so is a damaged one taken
         if self.run.has_all_devices or not index.is_unique:
             index = pd.RangeIndex(len(index))
         rows: Ints = index.get_indexer(np.asarray(device)).astype(np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import plain_value, report
+from fedsim.lab.audit.frames import plain_value, report_rows
 from fedsim.records import folder as files
 
 _SHARE_COLUMNS = ("accuracy", "purity", "nmi", "mean_accuracy")
@@ -98,22 +98,24 @@ def check_figures(evidence: Evidence) -> Iterator[str]:
     not be negative.
     """
     for name in _SHARE_COLUMNS:
-        text = f"{name} of round {{row}} is {{value!r}}; it is a share"
-        yield from _report_outside(text, evidence.rounds[name], 1.0)
+        template = f"{name} of round {{row}} is {{value!r}}; it is a share"
+        yield from _report_outside(template, evidence.rounds[name], 1.0)
     for name in _DISTANCE_COLUMNS:
-        text = f"{name} of round {{row}} is {{value!r}}; it is a distance"
-        yield from _report_outside(text, evidence.rounds[name], math.inf)
-    text = "the accuracy of device {row} is {value!r}; it is a share"
-    yield from _report_outside(text, evidence.devices["accuracy"], 1.0)
+        template = f"{name} of round {{row}} is {{value!r}}; it is a distance"
+        yield from _report_outside(template, evidence.rounds[name], math.inf)
+    template = "the accuracy of device {row} is {value!r}; it is a share"
+    yield from _report_outside(template, evidence.devices["accuracy"], 1.0)
 
 
-def _report_outside(text: str, values: "pd.Series[float]", most: float) -> Iterator[str]:
+def _report_outside(template: str, values: "pd.Series[float]", most: float) -> Iterator[str]:
     """Yield a finding for each value below 0 or above ``most``.
 
     Args:
-        text: format string of the finding, with ``row`` and ``value`` in braces.
+        template: format string of the finding, with ``row`` and ``value`` in braces.
         values: the values; NaN is allowed.
         most: the largest allowed value.
     """
     column = values.astype(np.float64)
-    yield from report(text, pd.DataFrame({"value": column}), (column < 0.0) | (column > most))
+    yield from report_rows(
+        template, pd.DataFrame({"value": column}), (column < 0.0) | (column > most)
+    )

@@ -38,11 +38,11 @@ def column_values(column: pa.ChunkedArray) -> AnyArray | pd.Categorical:
     return np.asarray(column.to_numpy())
 
 
-def report(text: str, rows: pd.DataFrame, wrong: ArrayLike | None = None) -> Iterator[str]:
+def report_rows(template: str, rows: pd.DataFrame, wrong: ArrayLike | None = None) -> Iterator[str]:
     """Yield a finding (str) for each wrong row of a table.
 
     Args:
-        text: format string of the finding. Braces may contain column names, and ``row`` (the
+        template: format string of the finding. Braces may contain column names, and ``row`` (the
             index).
         rows: the checked rows.
         wrong: whether each row is wrong; bool [rows]. By default all rows are.
@@ -53,11 +53,11 @@ def report(text: str, rows: pd.DataFrame, wrong: ArrayLike | None = None) -> Ite
         rows = rows[np.asarray(wrong, dtype=np.bool_)]
     for row, *values in rows.itertuples():
         cells = dict(zip(rows.columns, map(plain_value, values), strict=True))
-        yield text.format(row=row, **cells)
+        yield template.format(row=row, **cells)
 
 
 def report_differences(
-    text: str,
+    template: str,
     table: pd.DataFrame,
     expected: Mapping[str, ArrayLike] | pd.DataFrame,
     **tolerance: Any,
@@ -65,8 +65,8 @@ def report_differences(
     """Yield a finding (str) for each cell of a table that differs from its expected value.
 
     Args:
-        text: format string of the finding. Braces may contain ``name`` (of the column), ``row``,
-            ``stated`` and ``expected``.
+        template: format string of the finding. Braces may contain ``name`` (of the column),
+            ``row``, ``stated`` and ``expected``.
         table: the table as the folder has it.
         expected: dict from column name to expected values [rows].
         tolerance: keyword arguments of ``is_close``.
@@ -79,7 +79,9 @@ def report_differences(
             yield f"there are {len(stated)} rows with {name}; due are {len(values)}"
             continue
         rows = pd.DataFrame({"name": name, "stated": stated, "expected": values})
-        yield from report(text, rows, ~is_close(rows["stated"], rows["expected"], **tolerance))
+        yield from report_rows(
+            template, rows, ~is_close(rows["stated"], rows["expected"], **tolerance)
+        )
 
 
 def plain_value(value: object) -> object:

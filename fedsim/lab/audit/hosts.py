@@ -9,7 +9,7 @@ import pandas as pd
 from fedsim.common.arrays import Floats
 from fedsim.common.units import Bytes, Seconds
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, grain_s, read_quantity, report
+from fedsim.lab.audit.frames import NOTHING, grain_s, read_quantity, report_rows
 
 _ROUNDING = 1e-6
 _COMPUTING_STEPS = ("train", "evaluate", "compute")
@@ -26,11 +26,12 @@ def check_core_shares(evidence: Evidence) -> Iterator[str]:
         return
     steps = evidence.steps
     cores = host.get("cores", 1)
+    # points (computations at a time, cores) between which the throughput is interpolated
     throughput = [[1.0, 1.0], *host.get("throughput", [[cores, cores]])]
     counts = [count for count, _ in throughput]
     throughputs = [rate for _, rate in throughput]
     computing = steps[steps["step"].isin(_COMPUTING_STEPS) & (steps["outcome"] != "memory")]
-    text = (
+    template = (
         "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was "
         "{expected!r} s"
     )
@@ -43,7 +44,7 @@ def check_core_shares(evidence: Evidence) -> Iterator[str]:
         until_end = np.interp(spans["time"], times, core_s_until)
         expected = until_end - np.interp(spans["start"], times, core_s_until)
         wrong = ~(np.abs(spans["core_s"] - expected) <= _ROUNDING * (1 + expected))
-        yield from report(text, spans.assign(expected=expected), wrong)
+        yield from report_rows(template, spans.assign(expected=expected), wrong)
 
 
 def check_host_workers(evidence: Evidence) -> Iterator[str]:
@@ -61,7 +62,9 @@ def check_host_workers(evidence: Evidence) -> Iterator[str]:
     first = steps.sort_values("begin_row").drop_duplicates("task")
     waits = first[first["step"] == "queue"]  # a task's first step "queue" waits for a worker
     if slots == math.inf:
-        yield from report("task {task} waited for a worker, and its host has one for each", waits)
+        yield from report_rows(
+            "task {task} waited for a worker, and its host has one for each", waits
+        )
         return
     # a task takes a worker when its wait ends, or at once
     wait_end = waits.set_index("task")["time"]
@@ -75,12 +78,12 @@ def check_host_workers(evidence: Evidence) -> Iterator[str]:
         waiting = waits[waits["device"] % host["number"] == number]
         start = waiting["start"].to_numpy()
         fewest = fewest_at_once(times, busy, start, waiting["time"].to_numpy())
-        text = (
+        template = (
             "task {task} waited for a worker of host {number} at {start!r} s, when {fewest:g} of "
             "{slots:g} were taken"
         )
         waiting = waiting.assign(number=number, fewest=fewest, slots=slots)
-        yield from report(text, waiting, fewest < slots)
+        yield from report_rows(template, waiting, fewest < slots)
 
 
 def _largest_count(host: TomlTable) -> float:
@@ -151,18 +154,19 @@ def check_start_ups(evidence: Evidence) -> Iterator[str]:
     steps = evidence.steps[evidence.steps["device"] != NOTHING]
     start_ups = steps[steps["step"] == "start-up"]
     if not expected:
-        yield from report("task {task} starts up, and by the scenario none does", start_ups)
+        yield from report_rows("task {task} starts up, and by the scenario none does", start_ups)
         return
     start_ups = start_ups.assign(took=start_ups["time"] - start_ups["start"], expected=expected)
-    text = "task {task} started up in {took!r} s; by the scenario that takes {expected!r} s"
+    template = "task {task} started up in {took!r} s; by the scenario that takes {expected!r} s"
+    # begin and end are each rounded to a tick of the clock
     is_wrong = _start_up_errors(start_ups, expected) > 2 * grain_s(start_ups["time"])
-    yield from report(text, start_ups, is_wrong)
+    yield from report_rows(template, start_ups, is_wrong)
     work = steps[~steps["step"].isin(("start-up", "queue"))]
     first = work.sort_values("begin_row").drop_duplicates("task")
     start_up_rows = start_ups.set_index("task")["begin_row"]
     start_up_row = first["task"].map(start_up_rows).fillna(math.inf)
-    text = "task {task} begins with {step}; by the scenario it starts up first"
-    yield from report(text, first, start_up_row > first["begin_row"])
+    template = "task {task} begins with {step}; by the scenario it starts up first"
+    yield from report_rows(template, first, start_up_row > first["begin_row"])
 
 
 def _start_up_errors(start_ups: pd.DataFrame, expected: float) -> Floats:

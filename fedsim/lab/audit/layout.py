@@ -43,7 +43,7 @@ def coded_bytes(codec: TomlTable, count: int, model_parameters: int) -> float | 
     """
     # quantised parameters have one float32 scale per bucket, by default one for all
     bucket = codec.get("bucket") or max(count, 1)
-    scales = 4 * math.ceil(count / bucket)
+    scale_bytes = 4 * math.ceil(count / bucket)
     match codec["kind"]:
         case "plain":
             size = codec.get("size")
@@ -54,13 +54,13 @@ def coded_bytes(codec: TomlTable, count: int, model_parameters: int) -> float | 
         case "float16" | "bfloat16":
             return 2 * count
         case "int8":
-            return count + scales
+            return count + scale_bytes
         case "qsgd":
             # a number has a sign and a magnitude of 0..levels, which makes 2 levels + 1 codes
             bits = (2 * codec["levels"]).bit_length()
-            return float(math.ceil(count * bits / 8) + scales)
+            return float(math.ceil(count * bits / 8) + scale_bytes)
         case "sign":
-            return math.ceil(count / 8) + scales
+            return math.ceil(count / 8) + scale_bytes
         case "top-k" | "random-k":
             selected = min(max(1, round(codec["share"] * count)), count)
             if selected == count:
@@ -242,6 +242,7 @@ def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
         if strategy["keeps"] == "statistics":
             return [name for name in tensors if name.endswith(("running_mean", "running_var"))]
         return [name for name in tensors if _is_norm(name, tensors)]
+    # of the model's two keys, ``keep`` selects the local tensors, and ``send`` all others
     model = scenario.get("model", {})
     patterns = model.get("keep", model.get("send"))
     if not patterns:

@@ -15,7 +15,7 @@ from fedsim.common.arrays import Ints
 from fedsim.common.stop import StopSpec
 from fedsim.common.tensor_files import StoredTensor
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, report, values_at_rows
+from fedsim.lab.audit.frames import NOTHING, report_rows, values_at_rows
 from fedsim.lab.audit.strategies import WITH_GLOBAL_MODEL, WITH_GROUP_MODELS, WITH_PERSONAL_MODELS
 
 _WIDTHS: Mapping[str, tuple[int, ...]] = {
@@ -60,11 +60,11 @@ def check_devices(evidence: Evidence) -> Iterator[str]:
                 f"there are rows of {len(devices)} devices; the records ask others, or "
                 f"{len(recorded)} of the {population}"
             )
-    yield from report("row {row} is device {device}", devices, devices["device"] != device_ids)
+    yield from report_rows("row {row} is device {device}", devices, devices["device"] != device_ids)
     yield from _check_selections(evidence, device_ids)
     of_devices = events["kind"].isin(("arrival", "departure", "shift"))
-    text = "record {row} ({kind}) is of no device"
-    yield from report(text, events, of_devices & (events["device"] == NOTHING))
+    template = "record {row} ({kind}) is of no device"
+    yield from report_rows(template, events, of_devices & (events["device"] == NOTHING))
     # A server may ask a device without knowing that it has left: that task ends at once.
     has_left = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
     work = events[(ends | starts) & (events["device"] != NOTHING) & ~has_left]
@@ -88,8 +88,8 @@ def _check_selections(evidence: Evidence, device_ids: Ints) -> Iterator[str]:
     most_unrecorded = 1 if evidence.run.summary["status"] == "failed" else 0
     unrecorded = devices["selected"] - selections
     wrong = (unrecorded < 0) | (unrecorded > most_unrecorded)
-    text = "device {id} was selected {selected} times, the records say {selections}"
-    yield from report(text, devices.assign(id=device_ids, selections=selections), wrong)
+    template = "device {id} was selected {selected} times, the records say {selections}"
+    yield from report_rows(template, devices.assign(id=device_ids, selections=selections), wrong)
 
 
 def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:
@@ -103,12 +103,12 @@ def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:
     """
     devices = evidence.devices
     row = evidence.row_of(work["device"])
-    yield from report("task {task} is on device {device}, which does not exist", work, row < 0)
+    yield from report_rows("task {task} is on device {device}, which does not exist", work, row < 0)
     has_arrived = values_at_rows(devices["arrival"], row) <= work["time"]
     has_not_left = work["time"] <= values_at_rows(devices["departure"], row)
     wrong = (row >= 0) & ~(has_arrived & has_not_left)
-    text = "device {device} works at {time!r} s, when it is not there"
-    yield from report(text, work, wrong)
+    template = "device {device} works at {time!r} s, when it is not there"
+    yield from report_rows(template, work, wrong)
 
 
 def check_limits(evidence: Evidence) -> Iterator[str]:
@@ -161,12 +161,13 @@ def _check_reason(evidence: Evidence, stop: StopSpec, *, ends_with_accuracy: boo
     rounds = summary["rounds"]
     time = summary["simulated_s"]
     stopped = summary["stopped"]
-    # one of three reasons is checked; any other is taken for possible
-    is_possible = stopped != "simulated time" or time == stop.simulated_time
+    is_possible = True  # reasons other than these three are not checked
     by_rounds = re.fullmatch(r"(\d+) rounds", str(stopped))
-    if by_rounds is not None:
+    if stopped == "simulated time":
+        is_possible = time == stop.simulated_time
+    elif by_rounds is not None:
         is_possible = int(by_rounds[1]) == rounds == stop.rounds
-    if re.fullmatch(r"accuracy .* reached", str(stopped)):
+    elif re.fullmatch(r"accuracy .* reached", str(stopped)):
         is_possible = ends_with_accuracy
     reason = json.dumps(stopped)
     if not is_possible:

@@ -20,7 +20,7 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.units import BytesPerSecond, Seconds
 from fedsim.lab.audit.capacity import RATE_TOLERANCE, LinkCapacity, time_tolerance_s
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, endpoint_numbers, read_quantity, report
+from fedsim.lab.audit.frames import NOTHING, endpoint_numbers, read_quantity, report_rows
 from fedsim.lab.audit.traces import LinkRates, has_trace
 from fedsim.records import folder as files
 
@@ -209,12 +209,12 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
             of_link = messages.iloc[rows]
             rate_over_time = rates.of(link, of_link["rate"].iloc[0])
             allowed[rows] = _allowed_bytes(rate_over_time, of_link)
-    # ``report`` fills the braces from the columns of ``messages``; ``row`` is the index
-    text = (
+    # braces have columns of ``messages``; ``row`` is the index
+    template = (
         "transfer {row} brought {wire_bytes:.0f} bytes in {took:.6g} s over a link of {rate:g} B/s"
     )
     # ``~(a <= b)`` instead of ``a > b``, to report NaN too
-    yield from report(text, messages, ~(messages["wire_bytes"] <= allowed))
+    yield from report_rows(template, messages, ~(messages["wire_bytes"] <= allowed))
 
 
 def _allowed_bytes(rate: LinkCapacity, messages: pd.DataFrame) -> Floats:

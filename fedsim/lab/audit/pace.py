@@ -12,10 +12,11 @@ import pandas as pd
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.units import BytesPerSecond
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, grain_s, read_quantity, report, values_at_rows
+from fedsim.lab.audit.frames import NOTHING, grain_s, read_quantity, report_rows, values_at_rows
 from fedsim.lab.audit.traces import LinkRates, has_trace
 
 _ROUNDING = 1e-6
+_ROUNDED_TICKS = 4  # ticks of the clock by which rounding may change a message's duration
 
 
 def check_transfer_times(evidence: Evidence) -> Iterator[str]:
@@ -35,8 +36,10 @@ def check_transfer_times(evidence: Evidence) -> Iterator[str]:
     messages = transfers[transfers["device"] != NOTHING]
     devices = evidence.devices
     row = evidence.row_of(messages["device"])
+    # time of the first byte; a message may break off within its latency
     begin = messages["start"].to_numpy() + values_at_rows(devices["latency"], row)
-    messages = messages.assign(begin=np.minimum(begin, messages["end"].to_numpy()), row=row)
+    begin = np.minimum(begin, messages["end"].to_numpy())
+    messages = messages.assign(begin=begin, row=row)
     for direction in ("down", "up"):
         spans = messages[messages["direction"] == direction]
         # the even share of a shared link is not known if its rate follows a trace
@@ -45,6 +48,7 @@ def check_transfer_times(evidence: Evidence) -> Iterator[str]:
         if _is_traced(network, "device", direction):
             yield from _check_traced(evidence, spans, direction)
             continue
+        # the smallest rate: of the device's own link, or an even share of a shared link
         rate = values_at_rows(devices[f"link_{direction}"], spans["row"].to_numpy())
         for link_rate, link in _limited_links(network, direction, spans["device"].to_numpy()):
             rate = np.minimum(rate, link_rate / _largest_counts(spans, link))
@@ -81,7 +85,7 @@ def _check_traced(evidence: Evidence, spans: pd.DataFrame, direction: str) -> It
     end = spans["end"].to_numpy()
     possible = np.zeros(len(spans))  # bytes that the link can carry before the message ends
     # times are rounded: by this time, the message surely had not yet ended
-    sooner = np.maximum(end - 4 * grain_s(end), spans["begin"].to_numpy())
+    sooner = np.maximum(end - _ROUNDED_TICKS * grain_s(end), spans["begin"].to_numpy())
     for number in np.unique(device).tolist():
         rows = np.flatnonzero(device == number)
         rate = rates.of(f"device {number} {direction}", np.inf)
@@ -90,11 +94,11 @@ def _check_traced(evidence: Evidence, spans: pd.DataFrame, direction: str) -> It
     # a message is slow if its link could have carried more than all its bytes
     needed = spans["wire_bytes"].to_numpy() * (1 + _ROUNDING) + 1.0
     is_slow = (spans["outcome"] == "done").to_numpy() & (possible > needed)
-    text = (
+    template = (
         "transfer {row} brought {wire_bytes:.0f} bytes until {end:.6g} s, by its link's trace "
         "{possible:.0f} are possible"
     )
-    yield from report(text, spans.assign(possible=possible), is_slow)
+    yield from report_rows(template, spans.assign(possible=possible), is_slow)
 
 
 def _check_times(spans: pd.DataFrame, rate: Floats) -> Iterator[str]:
@@ -107,13 +111,13 @@ def _check_times(spans: pd.DataFrame, rate: Floats) -> Iterator[str]:
     end = spans["end"].to_numpy()
     expected = spans["wire_bytes"].to_numpy() / rate
     took = end - spans["begin"].to_numpy()
-    slack = 4 * grain_s(end) + _ROUNDING * expected
+    slack = _ROUNDED_TICKS * grain_s(end) + _ROUNDING * expected
     is_slow = (spans["outcome"] == "done").to_numpy() & (took > expected + slack)
-    text = (
+    template = (
         "transfer {row}: {wire_bytes:.0f} bytes took {took:.6g} s; by its links {expected:.6g} s "
         "are enough"
     )
-    yield from report(text, spans.assign(took=took, expected=expected), is_slow)
+    yield from report_rows(template, spans.assign(took=took, expected=expected), is_slow)
 
 
 def _limited_links(

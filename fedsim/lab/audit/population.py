@@ -11,7 +11,7 @@ from fedsim.common.arrays import Ints
 from fedsim.common.streams import Streams
 from fedsim.common.units import TICK_S, Seconds
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import NOTHING, read_quantity, report, values_at_rows
+from fedsim.lab.audit.frames import NOTHING, read_quantity, report_rows, values_at_rows
 from fedsim.lab.audit.strategies import WITHOUT_GROUPS
 
 _ROUNDING = 1e-9
@@ -39,38 +39,42 @@ def check_lifetimes(evidence: Evidence) -> Iterator[str]:
     for key, kind, unset in (("arrivals", "arrival", 0.0), ("departures", "departure", math.inf)):
         times = devices[kind].astype(np.float64)
         if key not in population:
-            text = f"device {{device}} has an {kind} at {{{kind}!r}} s, and the scenario has none"
-            yield from report(text, devices, times != unset)
+            template = (
+                f"device {{device}} has an {kind} at {{{kind}!r}} s, and the scenario has none"
+            )
+            yield from report_rows(template, devices, times != unset)
             continue
         records = events[events["kind"] == kind]
         stated = values_at_rows(times, evidence.row_of(records["device"]))
         # NaN is the time of a device that the table leaves out
         wrong = (stated != records["time"].to_numpy()) & ~np.isnan(stated)
-        text = f"device {{device}} has its {kind} at {{time!r}} s, by the table at {{stated!r}} s"
-        yield from report(text, records.assign(stated=stated), wrong)
+        template = (
+            f"device {{device}} has its {kind} at {{time!r}} s, by the table at {{stated!r}} s"
+        )
+        yield from report_rows(template, records.assign(stated=stated), wrong)
         needs_record = (times != unset) & (times < end)
         if key == "arrivals":
             needs_record &= times > 0.0  # devices that are there from the begin have no record
         is_recorded = devices["device"].isin(records["device"])
-        text = f"device {{device}} has its {kind} at {{{kind}!r}} s, which is not recorded"
-        yield from report(text, devices, needs_record & ~is_recorded)
+        template = f"device {{device}} has its {kind} at {{{kind}!r}} s, which is not recorded"
+        yield from report_rows(template, devices, needs_record & ~is_recorded)
 
 
 def _check_tested_only(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device that is only tested, but arrives, works or has a group."""
     devices = evidence.devices
     tested_only = devices[devices["device"] >= evidence.trainable]
-    text = "device {device} is tested only, and arrives at {arrival!r} s"
+    template = "device {device} is tested only, and arrives at {arrival!r} s"
     arrival = tested_only["arrival"].astype(np.float64)
-    yield from report(text, tested_only, arrival != math.inf)
-    text = "device {device} is tested only, and was selected {selected} times"
-    yield from report(text, tested_only, tested_only["selected"] != 0)
-    text = "device {device} is tested only, and in group {group}"
-    yield from report(text, tested_only, tested_only["group"] != NOTHING)
+    yield from report_rows(template, tested_only, arrival != math.inf)
+    template = "device {device} is tested only, and was selected {selected} times"
+    yield from report_rows(template, tested_only, tested_only["selected"] != 0)
+    template = "device {device} is tested only, and in group {group}"
+    yield from report_rows(template, tested_only, tested_only["group"] != NOTHING)
     works = evidence.events[evidence.events["device"] >= evidence.trainable]
     works = works[works["task"] != NOTHING]
-    text = "device {device} is tested only, and has the task {task}"
-    yield from report(text, works, works["task"] != NOTHING)
+    template = "device {device} is tested only, and has the task {task}"
+    yield from report_rows(template, works, works["task"] != NOTHING)
 
 
 def check_availability(evidence: Evidence) -> Iterator[str]:
@@ -116,6 +120,12 @@ def _draw_phases(
 ) -> Iterator[tuple[float, bool]]:
     """Draw the times at which a device becomes reachable or unreachable again, from the seed.
 
+    Args:
+        streams: the scenario's random streams.
+        device: device ID.
+        mean_on: mean duration of an online phase (s).
+        mean_off: mean duration of an unreachable phase (s).
+
     Yields:
         Simulated time (s) from which the device is in the state, and whether it is online; endless.
     """
@@ -126,6 +136,7 @@ def _draw_phases(
     while True:
         yield time, is_on
         mean = mean_on if is_on else mean_off
+        # exponential, of at least one tick of the clock
         duration = -math.log(streams.uniform("world/availability", device, count)) * mean
         time += max(TICK_S, on_grid(duration))
         is_on = not is_on
@@ -146,14 +157,14 @@ def check_groups(evidence: Evidence) -> Iterator[str]:
         records = of_tasks[["task"]].assign(
             stated=of_tasks[name], expected=of_tasks["task"].map(first_of_task)
         )
-        text = (
+        template = (
             f"record {{row}} of task {{task}} has the {name} {{stated}}, its first one {{expected}}"
         )
-        yield from report(text, records, records["stated"] != records["expected"])
+        yield from report_rows(template, records, records["stated"] != records["expected"])
     kind = evidence.run.scenario["strategy"]["kind"]
     if kind in WITHOUT_GROUPS:
-        text = "device {device} is in group {group}, and the strategy has none"
-        yield from report(text, devices, devices["group"] != NOTHING)
+        template = "device {device} is in group {group}, and the strategy has none"
+        yield from report_rows(template, devices, devices["group"] != NOTHING)
     elif kind == "hierfavg":
         yield from _check_edges(evidence)
     elif (events["kind"] == "assign").any():
@@ -171,8 +182,8 @@ def _check_edges(evidence: Evidence) -> Iterator[str]:
     """
     aggregates = evidence.data_of("aggregate").join(evidence.events["group"])
     aggregates = aggregates[["edge", "group"]]
-    text = "record {row} (aggregate) is of edge server {edge:g} and of the group {group}"
-    yield from report(text, aggregates, aggregates["edge"] != aggregates["group"])
+    template = "record {row} (aggregate) is of edge server {edge:g} and of the group {group}"
+    yield from report_rows(template, aggregates, aggregates["edge"] != aggregates["group"])
     if evidence.network is None:
         return
     edge_of = evidence.network["edges"]["of"]
@@ -188,8 +199,10 @@ def _check_moves(evidence: Evidence) -> Iterator[str]:
     expected = groups.groupby(assigns["device"]).shift()
     stated = assigns["previous_group"]
     is_right = (stated == expected) | (stated.isna() & expected.isna())
-    text = "record {row} moves device {device} out of group {previous_group}, it was in {expected}"
-    yield from report(text, assigns.assign(expected=expected), ~is_right)
+    template = (
+        "record {row} moves device {device} out of group {previous_group}, it was in {expected}"
+    )
+    yield from report_rows(template, assigns.assign(expected=expected), ~is_right)
 
 
 def _check_final_groups(devices: pd.DataFrame, expected: Ints) -> Iterator[str]:
@@ -199,9 +212,9 @@ def _check_final_groups(devices: pd.DataFrame, expected: Ints) -> Iterator[str]:
         devices: the table of devices.
         expected: expected group of each device; int64 [devices].
     """
-    text = "device {device} is in group {group} in the end, by the records in {expected}"
-    yield from report(
-        text, devices.assign(expected=expected), np.asarray(devices["group"]) != expected
+    template = "device {device} is in group {group} in the end, by the records in {expected}"
+    yield from report_rows(
+        template, devices.assign(expected=expected), np.asarray(devices["group"]) != expected
     )
 
 
@@ -216,15 +229,15 @@ def check_shifts(evidence: Evidence) -> Iterator[str]:
     drift = evidence.run.scenario.get("drift", {}).get("kind")
     shifts = evidence.data_of("shift").join(evidence.events["time"]).assign(drift=drift)
     wrong = None if drift is None else shifts["what"] != drift
-    text = "record {row} is of a shift {what!r}, the scenario has {drift!r}"
-    yield from report(text, shifts, wrong)
+    template = "record {row} is of a shift {what!r}, the scenario has {drift!r}"
+    yield from report_rows(template, shifts, wrong)
     previous = shifts[["occasion", "time"]].shift()
     is_same_occasion = shifts["occasion"] == previous["occasion"]
     is_other_time = shifts["time"] != previous["time"]
     is_earlier_occasion = shifts["occasion"] < previous["occasion"]
     out_of_turn = is_earlier_occasion | (is_same_occasion & is_other_time)
-    text = "record {row} is of the occasion {occasion}, at {time!r} s, out of turn"
-    yield from report(text, shifts, previous["time"].notna() & out_of_turn)
+    template = "record {row} is of the occasion {occasion}, at {time!r} s, out of turn"
+    yield from report_rows(template, shifts, previous["time"].notna() & out_of_turn)
 
 
 def check_tests(evidence: Evidence) -> Iterator[str]:
@@ -240,8 +253,8 @@ def check_tests(evidence: Evidence) -> Iterator[str]:
     measured = rounds["accuracy"].astype(np.float64).dropna()
     of_devices = devices["accuracy"].astype(np.float64)
     if not len(measured):
-        text = "device {device} has an accuracy, and no round has one"
-        yield from report(text, devices, ~np.isnan(of_devices))
+        template = "device {device} has an accuracy, and no round has one"
+        yield from report_rows(template, devices, ~np.isnan(of_devices))
         return
     last_time = rounds["time"].loc[measured.index[-1]]
     # Not comparable: accuracies on data that shifted since the round, the mean over a table that

@@ -12,7 +12,7 @@ from fedsim.lab.audit.frames import (
     NOTHING,
     endpoint_numbers,
     last_marked_rows,
-    report,
+    report_rows,
     values_at_rows,
 )
 
@@ -25,32 +25,32 @@ def check_reachability(evidence: Evidence) -> Iterator[str]:
     """
     table = evidence.availability
     wrong = _is_impossible(evidence, table)
-    text = (
+    template = (
         "row {row} of the availability, device {device} at {time!r} s, is no change after the row "
         "before"
     )
-    yield from report(text, table, wrong)
+    yield from report_rows(template, table, wrong)
     if wrong.any() or table.empty:
         return
     steps = evidence.steps
     has_begin = steps["begin_row"] >= 0  # -1 for a step whose begin is not recorded
     steps = steps[(steps["device"] != NOTHING) & has_begin]
-    text = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
-    yield from report(text, steps, _is_unreachable(table, steps))
+    template = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
+    yield from report_rows(template, steps, _is_unreachable(table, steps))
     ends = evidence.tasks
     ends = ends[ends["outcome"].isin(("lost", "battery")) & (ends["device"] != NOTHING)]
     is_online = _is_online(table, _phase_rows(table, ends["device"], ends["time"]))
     is_excused = _is_switched_off(evidence)[ends.index] | _is_edge_lost(evidence, ends)
-    text = "task {task} was lost at {time!r} s, when its device was there"
-    yield from report(text, ends, is_online & ~is_excused)
-    text = (
+    template = "task {task} was lost at {time!r} s, when its device was there"
+    yield from report_rows(template, ends, is_online & ~is_excused)
+    template = (
         "device {device} sends or receives a message from {start!r} s to {time!r} s, while it was "
         "away"
     )
     for endpoint in ("sender", "receiver"):
         messages = evidence.data_of("message").join(evidence.events["time"])
         messages["device"] = endpoint_numbers(messages[endpoint], "device")
-        yield from report(text, messages, _is_unreachable(table, messages))
+        yield from report_rows(template, messages, _is_unreachable(table, messages))
 
 
 def _is_impossible(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":

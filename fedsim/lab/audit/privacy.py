@@ -30,7 +30,7 @@ def check_epsilon(evidence: Evidence) -> Iterator[str]:
         return
     if (np.diff(stated) < -_ROUNDING).any():
         yield f"epsilon falls from round to round: {stated.tolist()}"
-    if find_spec("dp_accounting") is None:
+    if find_spec("dp_accounting") is None:  # an optional package
         return
     lower, upper = _epsilon_bounds(evidence, aggregation)
     if not lower * (1 - 1e-6) <= stated[-1] <= upper * (1 + 1e-6):
@@ -57,7 +57,7 @@ def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, 
     is_local = aggregation["where"] == "local"
     count = len(evidence.rounds)
     delta = aggregation.get("delta") or min(0.5, devices**-1.1)  # the aggregation's default
-    noise = aggregation["noise"]
+    noise = float(aggregation["noise"])
     if is_local:  # two clipped updates differ by up to twice the clip
         noise /= 2
     accountant = aggregation["accountant"]

@@ -12,7 +12,7 @@ from fedsim.clock.simulation import on_grid
 from fedsim.common.streams import Streams
 from fedsim.common.units import BytesPerSecond, Seconds
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import read_quantity, report
+from fedsim.lab.audit.frames import read_quantity, report_rows
 from fedsim.lab.audit.hosts import counts_at_once, fewest_at_once
 from fedsim.lab.audit.traces import has_trace
 
@@ -235,8 +235,8 @@ def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:
     has_waited = ordered["time"] > ordered["start"]
     waits = ordered[(ordered["step"] == "queue") & before_upload & has_waited]
     fewest = fewest_at_once(times, under_way, waits["start"].to_numpy(), waits["time"].to_numpy())
-    text = "task {task} waited for a slot at {start!r} s, when {fewest:g} of {slots} were taken"
-    yield from report(text, waits.assign(fewest=fewest, slots=slots), fewest < slots)
+    template = "task {task} waited for a slot at {start!r} s, when {fewest:g} of {slots} were taken"
+    yield from report_rows(template, waits.assign(fewest=fewest, slots=slots), fewest < slots)
 
 
 def _find_edge_tasks(evidence: Evidence) -> "pd.Series[int]":
@@ -260,10 +260,11 @@ def check_slowdowns(evidence: Evidence) -> Iterator[str]:
     for heat in heats:
         devices.update(heat.get("devices") or range(evidence.run.population))
     factors = [heat["factor"] for heat in heats]
+    # no slowdown any more, by one process, or by all at a time
     allowed = {1.0, *factors, math.prod(factors)}
-    text = "record {row} slows device {device} by {factor!r}; by the scenario no process does"
+    template = "record {row} slows device {device} by {factor!r}; by the scenario no process does"
     wrong = ~paces["device"].isin(devices) | ~paces["factor"].isin(allowed)
-    yield from report(text, paces, wrong)
+    yield from report_rows(template, paces, wrong)
 
 
 def check_act_counts(evidence: Evidence) -> Iterator[str]:

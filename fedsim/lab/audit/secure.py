@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedsim.common.units import Bytes
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import read_quantity, report
+from fedsim.lab.audit.frames import read_quantity, report_rows
 
 _PHASES = ("secure-keys", "secure-shares", "secure-unmask")
 _EXACT_KINDS = (("up", "secure-keys"), ("down", "secure-keys"), ("up", "secure-shares"))
@@ -25,8 +25,8 @@ def check_secure_messages(evidence: Evidence) -> Iterator[str]:
     section = scenario["strategy"].get("secure_aggregation")
     parts = _find_parts(evidence)
     if section is None:
-        text = "transfer {row} has {purpose}, and the scenario has no secure aggregation"
-        yield from report(text, parts)
+        template = "transfer {row} has {purpose}, and the scenario has no secure aggregation"
+        yield from report_rows(template, parts)
         return
     if len(evidence.data_of("aggregate")) and not len(parts):
         yield "the scenario has secure aggregation, and there are no messages of it"
@@ -50,11 +50,11 @@ def check_secure_messages(evidence: Evidence) -> Iterator[str]:
         wrong = size < lower.fillna(0.0)
         wrong |= size > upper.fillna(math.inf)
         wrong |= size % unit > 0
-        text = (
+        template = (
             "transfer {row} {direction} has {bytes!r} bytes of {purpose}; by the scenario "
             "{lower:g} to {upper:g}"
         )
-        yield from report(text, group.assign(lower=lower, upper=upper), wrong)
+        yield from report_rows(template, group.assign(lower=lower, upper=upper), wrong)
 
 
 def _fewest_units(kind: object, neighbours: "pd.Series[float]") -> "pd.Series[float]":
@@ -99,14 +99,39 @@ def _find_parts(evidence: Evidence) -> pd.DataFrame:
 def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[float]":
     """Return the count of neighbours of each message's client, NaN if it is not known.
 
-    A client exchanges shares of secrets with its neighbours. The server collects the clients' keys
-    and then sends them to all these clients in one instant; neighbours are drawn among the clients
-    whose keys arrived since the previous such instant. A message may reach its device later, so
-    that the time of the server's request is used, not the time of the transfer.
+    A client exchanges shares of secrets with its neighbours, which are drawn among the clients
+    whose keys the server sends it.
 
     Args:
         parts: the parts of messages, as ``_find_parts`` returns them.
         degree: count of neighbours of each client; None if all other clients are neighbours.
+    """
+    key_lists = _find_key_lists(parts)
+    neighbours = key_lists["clients"].to_numpy() - 1.0
+    if degree is not None:
+        neighbours = np.minimum(degree, neighbours)
+    # any other message has the count of the message that sent the keys to its client's task
+    by_row = dict(zip(key_lists.index.tolist(), neighbours.tolist(), strict=True))
+    by_task = dict(zip(key_lists["task"].tolist(), neighbours.tolist(), strict=True))
+    counts = []
+    for row, task in zip(parts.index.tolist(), parts["task"].tolist(), strict=True):
+        counts.append(by_row.get(row, by_task.get(task, np.nan)))
+    return pd.Series(counts, index=parts.index, dtype=np.float64)
+
+
+def _find_key_lists(parts: pd.DataFrame) -> pd.DataFrame:
+    """Return the messages by which the server sends the clients' keys, and of how many clients.
+
+    The server collects the clients' keys and then sends them to all these clients in one instant.
+    A message may reach its device later, so that the time of the server's request is used, not the
+    time of the transfer.
+
+    Args:
+        parts: the parts of messages, as ``_find_parts`` returns them.
+
+    Returns:
+        DataFrame of the messages, with ``clients``: count of the keys that arrived since the
+        previous such instant.
     """
     of_keys = parts["purpose"] == "secure-keys"
     is_key = (parts["direction"] == "up") & of_keys & (parts["outcome"] == "done")
@@ -119,17 +144,9 @@ def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[flo
     ordered = ordered.sort_values(["at"], kind="stable")
     keys_so_far = ordered["is_key"].cumsum()
     sent_out = ordered[ordered["is_sent_out"]]
+    # whether a message is the first of its instant, and the keys that arrived before it
     begins_instant = (sent_out["at"] != sent_out["at"].shift()).to_numpy()
     keys_by_instant = keys_so_far[ordered["is_sent_out"]].to_numpy()[begins_instant]
-    clients_by_instant = np.diff(keys_by_instant, prepend=0)  # keys since the previous instant
-    clients = clients_by_instant[np.cumsum(begins_instant) - 1]
-    neighbours = clients - 1.0
-    if degree is not None:
-        neighbours = np.minimum(degree, neighbours)
-    # any other message has the count of the message that sent the keys to its client's task
-    by_row = dict(zip(sent_out.index.tolist(), neighbours.tolist(), strict=True))
-    by_task = dict(zip(sent_out["task"].tolist(), neighbours.tolist(), strict=True))
-    counts = []
-    for row, task in zip(parts.index.tolist(), parts["task"].tolist(), strict=True):
-        counts.append(by_row.get(row, by_task.get(task, np.nan)))
-    return pd.Series(counts, index=parts.index, dtype=np.float64)
+    clients_by_instant = np.diff(keys_by_instant, prepend=0)
+    instant = np.cumsum(begins_instant) - 1  # index of each message's instant
+    return sent_out.assign(clients=clients_by_instant[instant])

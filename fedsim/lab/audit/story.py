@@ -8,7 +8,13 @@ import pandas as pd
 from fedsim.common.arrays import Floats
 from fedsim.common.units import Seconds
 from fedsim.lab.audit.evidence import Evidence
-from fedsim.lab.audit.frames import grain_s, last_marked_rows, read_quantity, report, values_at_rows
+from fedsim.lab.audit.frames import (
+    grain_s,
+    last_marked_rows,
+    read_quantity,
+    report_rows,
+    values_at_rows,
+)
 from fedsim.records.schema import OF_TASKS
 
 _ALLOWED_PAIRS = (
@@ -26,12 +32,12 @@ def check_time_order(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the times of records fall, or if the run's end is not the last record."""
     events = evidence.events
     records = events.assign(previous_time=events["time"].shift(fill_value=0.0))
-    text = "record {row} ({kind}) is at {time!r} s, after one at {previous_time!r} s"
-    yield from report(text, records, ~(records["time"] >= records["previous_time"]))
+    template = "record {row} ({kind}) is at {time!r} s, after one at {previous_time!r} s"
+    yield from report_rows(template, records, ~(records["time"] >= records["previous_time"]))
     ends = events[events["kind"] == "run-end"]
     later_records = (len(events) - 1 - ends.index).to_numpy()
-    text = "record {row} says that the run is over, but {later_records} follow"
-    yield from report(text, ends.assign(later_records=later_records), later_records > 0)
+    template = "record {row} says that the run is over, but {later_records} follow"
+    yield from report_rows(template, ends.assign(later_records=later_records), later_records > 0)
     if evidence.run.summary["status"] != "failed" and 0 not in later_records:
         yield "the run's end is not recorded"
 
@@ -45,25 +51,30 @@ def check_task_steps(evidence: Evidence) -> Iterator[str]:
     names = ["kind", "step", "outcome", "device"]
     of_tasks = evidence.events[evidence.events["kind"].isin(OF_TASKS)]
     task_records = of_tasks.astype(dict.fromkeys(names, object))
+    # ``last_kind``, ``last_step`` and so on are of the task's previous record, "" for none
     previous = task_records.groupby("task")[names].shift().fillna("").add_prefix("last_")
     records = task_records.join(previous)
     in_turn = pd.MultiIndex.from_frame(records[["kind", "last_kind"]]).isin(_ALLOWED_PAIRS)
-    yield from report("task {task}: {kind} follows {last_kind}", records, ~in_turn)
+    yield from report_rows("task {task}: {kind} follows {last_kind}", records, ~in_turn)
     step_ends = records["kind"] == "step-end"
-    text = "task {task}: {last_step} begins and {step} ends"
-    yield from report(text, records, step_ends & (records["step"] != records["last_step"]))
+    template = "task {task}: {last_step} begins and {step} ends"
+    yield from report_rows(template, records, step_ends & (records["step"] != records["last_step"]))
     after_step = records["last_kind"] == "step-end"
     next_begins = after_step & (records["kind"] == "step-start")
-    text = "task {task}: goes on after {last_step} ended {last_outcome}"
-    yield from report(text, records, next_begins & (records["last_outcome"] != "done"))
+    template = "task {task}: goes on after {last_step} ended {last_outcome}"
+    yield from report_rows(template, records, next_begins & (records["last_outcome"] != "done"))
     task_ends = after_step & (records["kind"] == "task-end")
-    text = "task {task}: ended {outcome}, but its last step {last_outcome}"
-    yield from report(text, records, task_ends & (records["outcome"] != records["last_outcome"]))
+    template = "task {task}: ended {outcome}, but its last step {last_outcome}"
+    yield from report_rows(
+        template, records, task_ends & (records["outcome"] != records["last_outcome"])
+    )
     moves = (records["last_kind"] != "") & (records["device"] != records["last_device"])
-    yield from report("task {task}: moves from device {last_device} to {device}", records, moves)
+    yield from report_rows(
+        "task {task}: moves from device {last_device} to {device}", records, moves
+    )
     if evidence.run.summary["status"] != "failed":
         last = task_records.drop_duplicates("task", keep="last")
-        yield from report("task {task}: never ends", last, last["kind"] != "task-end")
+        yield from report_rows("task {task}: never ends", last, last["kind"] != "task-end")
 
 
 def check_one_task_at_a_time(evidence: Evidence) -> Iterator[str]:
@@ -86,10 +97,10 @@ def check_one_task_at_a_time(evidence: Evidence) -> Iterator[str]:
     # no record since that start, up to this one, ends the device's current task
     is_busy = (begin_row >= 0) & (last_marked_rows(ends, device) <= begin_row)
     is_step = events["kind"].isin(("step-start", "step-end"))
-    text = "device {device} begins task {task} at {time!r} s while it still has task {current}"
-    yield from report(text, events.assign(current=current), starts & is_busy)
-    text = "device {device} works on task {task} at {time!r} s without having it"
-    yield from report(text, events, is_step & ~(is_busy & is_current))
+    template = "device {device} begins task {task} at {time!r} s while it still has task {current}"
+    yield from report_rows(template, events.assign(current=current), starts & is_busy)
+    template = "device {device} works on task {task} at {time!r} s without having it"
+    yield from report_rows(template, events, is_step & ~(is_busy & is_current))
 
 
 def check_deadlines_kept(evidence: Evidence) -> Iterator[str]:
@@ -99,8 +110,8 @@ def check_deadlines_kept(evidence: Evidence) -> Iterator[str]:
     """
     events = evidence.events
     ends = events.assign(limit=_round_limits(evidence, "deadline"))[events["kind"] == "task-end"]
-    text = "task {task} ended {outcome} at {time!r} s, after its deadline {limit!r} s"
-    yield from report(text, ends, ends["time"] > ends["limit"])
+    template = "task {task} ended {outcome} at {time!r} s, after its deadline {limit!r} s"
+    yield from report_rows(template, ends, ends["time"] > ends["limit"])
     of_trainings = (events["step"] == "train").to_numpy()
     begin_row = last_marked_rows(of_trainings & (events["kind"] == "step-start"), events["task"])
     trainings = events.assign(
@@ -110,10 +121,12 @@ def check_deadlines_kept(evidence: Evidence) -> Iterator[str]:
     )
     trainings = trainings[of_trainings & (events["kind"] == "step-end")]
     has_begun = trainings["begin_row"] >= 0
-    yield from report("task {task} ends a training that it has not begun", trainings, ~has_begun)
+    yield from report_rows(
+        "task {task} ends a training that it has not begun", trainings, ~has_begun
+    )
     is_long = trainings["took"] > trainings["limit"] + grain_s(trainings["time"])
-    text = "task {task} trained for {took!r} s, longer than its limit of {limit!r} s"
-    yield from report(text, trainings, has_begun & is_long)
+    template = "task {task} trained for {took!r} s, longer than its limit of {limit!r} s"
+    yield from report_rows(template, trainings, has_begun & is_long)
 
 
 def _round_limits(evidence: Evidence, name: str) -> Floats:
@@ -141,8 +154,8 @@ def check_round_begins(evidence: Evidence) -> Iterator[str]:
     events = evidence.events
     begins = evidence.data_of("round-start").join(events[["time", "round"]])
     rounds = begins.assign(previous=begins["round"].shift(fill_value=-1))
-    text = "record {row} begins round {round}, after round {previous}"
-    yield from report(text, rounds, rounds["round"] <= rounds["previous"])
+    template = "record {row} begins round {round}, after round {previous}"
+    yield from report_rows(template, rounds, rounds["round"] <= rounds["previous"])
     starts = events[(events["kind"] == "task-start") & ~evidence.is_continuation]
     counts = starts.groupby("round")["task"].nunique()
     rounds = begins.dropna(subset="selected")
@@ -153,8 +166,8 @@ def check_round_begins(evidence: Evidence) -> Iterator[str]:
         differs = rounds["asked"] != rounds["selected"]
     if evidence.run.summary["status"] != "done":
         differs &= rounds["round"] != rounds["round"].max()  # the last round may be incomplete
-    text = "round {round} begins with {selected:g} clients, and {asked:g} are asked"
-    yield from report(text, rounds, differs)
+    template = "round {round} begins with {selected:g} clients, and {asked:g} are asked"
+    yield from report_rows(template, rounds, differs)
 
 
 def check_deadline_values(evidence: Evidence) -> Iterator[str]:
@@ -172,13 +185,15 @@ def check_deadline_values(evidence: Evidence) -> Iterator[str]:
     begins = evidence.data_of("round-start").join(evidence.events[["time", "round"]])
     bounds_training = np.isfinite(begins["training"])
     if rule is None:
-        text = "round {round} has the deadline {deadline!r} s, and the scenario has none"
-        yield from report(text, begins, begins["deadline"].notna() | bounds_training)
+        template = "round {round} has the deadline {deadline!r} s, and the scenario has none"
+        yield from report_rows(template, begins, begins["deadline"].notna() | bounds_training)
         return
     time = rule["time"] if isinstance(rule, dict) else rule
     expected = read_quantity(Seconds, time)
     rounds = begins.assign(limit=begins["deadline"] - begins["time"], expected=expected)
-    text = "round {round} has {limit!r} s until its deadline, by the scenario {expected!r} s"
-    yield from report(text, rounds, np.abs(rounds["limit"] - expected) > grain_s(rounds["time"]))
-    text = "round {round} bounds trainings by {training!r} s, by the scenario by {expected!r} s"
-    yield from report(text, rounds, bounds_training & (rounds["training"] != expected))
+    template = "round {round} has {limit!r} s until its deadline, by the scenario {expected!r} s"
+    yield from report_rows(
+        template, rounds, np.abs(rounds["limit"] - expected) > grain_s(rounds["time"])
+    )
+    template = "round {round} bounds trainings by {training!r} s, by the scenario by {expected!r} s"
+    yield from report_rows(template, rounds, bounds_training & (rounds["training"] != expected))

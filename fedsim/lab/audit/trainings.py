@@ -12,7 +12,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.training import Batching, LocalEpochs, LocalSteps, Training
 from fedsim.common.units import TICK_S
 from fedsim.lab.audit.evidence import Evidence, TomlTable
-from fedsim.lab.audit.frames import NOTHING, report, values_at_rows
+from fedsim.lab.audit.frames import NOTHING, report_rows, values_at_rows
 from fedsim.lab.audit.strategies import (
     FULL_BATCHES,
     LONGER_EPOCHS,
@@ -34,17 +34,18 @@ def check_epoch_ends(evidence: Evidence) -> Iterator[str]:
     trainings = evidence.trainings
     count = trainings["epoch_ends"].map(len)
     epochs = trainings["epochs"]
+    # a row per epoch, with the index of its training
     ends = trainings["epoch_ends"].explode().dropna().astype(np.float64)
     previous = ends.groupby(level=0).shift().fillna(trainings["start"])
     in_order = (previous <= ends) & (ends <= trainings["time"].reindex(ends.index))
     has_all = (epochs == count) | (epochs == 0)
     is_possible = has_all & (count <= trainings["requested"]) & (epochs >= 0)
-    text = (
+    template = (
         "task {task} trained {epochs:g} of {requested:g} epochs, which are said to end at "
         "{epoch_ends}"
     )
     wrong = ~is_possible | trainings.index.isin(ends.index[~in_order])
-    yield from report(text, trainings, wrong)
+    yield from report_rows(template, trainings, wrong)
 
 
 def check_requested_epochs(evidence: Evidence) -> Iterator[str]:
@@ -65,8 +66,8 @@ def check_requested_epochs(evidence: Evidence) -> Iterator[str]:
     # a device with a set count of SGD steps is asked for one epoch
     expected = np.where(np.isnan(steps), expected, 1.0)
     trainings = trainings.assign(expected=expected)
-    text = "task {task} was asked for {requested:g} epochs, by the scenario for {expected:g}"
-    yield from report(text, trainings, trainings["requested"] != trainings["expected"])
+    template = "task {task} was asked for {requested:g} epochs, by the scenario for {expected:g}"
+    yield from report_rows(template, trainings, trainings["requested"] != trainings["expected"])
 
 
 def check_trained_layers(evidence: Evidence) -> Iterator[str]:
@@ -80,8 +81,8 @@ def check_trained_layers(evidence: Evidence) -> Iterator[str]:
     rule = evidence.run.scenario["population"].get("short_of_memory")
     if rule != "fewer-layers":
         is_possible &= False
-    text = "task {task} trained its last {layers:g} layers, which the scenario does not allow"
-    yield from report(text, trainings, layers.notna() & ~is_possible)
+    template = "task {task} trained its last {layers:g} layers, which the scenario does not allow"
+    yield from report_rows(template, trainings, layers.notna() & ~is_possible)
 
 
 def check_durations(evidence: Evidence) -> Iterator[str]:
@@ -118,11 +119,11 @@ def check_durations(evidence: Evidence) -> Iterator[str]:
     most = usual / slow_factor * (1 + slack)
     # comparisons with NaN are false: an unknown ratio is not wrong
     wrong = (ratios < least) | (ratios > most)
-    text = (
+    template = (
         "device {device}: its last training took {ratio:.6g} times as long as its samples over its "
         "speed"
     )
-    yield from report(text, trainings.assign(ratio=ratios / usual), wrong)
+    yield from report_rows(template, trainings.assign(ratio=ratios / usual), wrong)
 
 
 def _local_setting(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
@@ -261,7 +262,7 @@ def _duration_ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> floa
     """
     times = [training.start, *training.epoch_ends]
     seconds = times[-1] - times[0]
-    if not math.isnan(training.core_s):
+    if not math.isnan(training.core_s):  # on a shared host, core time counts
         seconds = training.core_s if times[-1] == training.time else math.nan
     shortest_s = 1e4 * TICK_S * len(training.epoch_ends)  # shorter times are too coarse to compare
     if not 0 < epoch_s < math.inf or not seconds > shortest_s:

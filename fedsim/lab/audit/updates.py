@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
+import pandas as pd
 
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import NOTHING, last_marked_rows, plain_value
@@ -251,29 +252,20 @@ def check_round_counts(evidence: Evidence) -> Iterator[str]:
     A round counts its selected clients, and how many of these were valid, slow or disconnected. All
     cells of the table also have to agree with the record of the round.
     """
-    events = evidence.events
     summary = evidence.run.summary
-    recorded = evidence.data_of("round")["data"].to_dict()
+    recorded = evidence.data_of("round")["data"].to_dict()  # fields of each round, by row
     table = evidence.run.table(files.ROUNDS)
     counts_agree = len(recorded) == len(table) == summary["rounds"]
-    table_rows = iter(table.to_pylist())
-    # a task that trained nothing counts as slow, even if it was carried out to its end
-    is_idle = last_marked_rows(evidence.is_idle_training, events["task"]) >= 0
-    counts_as_slow = is_idle & (events["outcome"] == "done").to_numpy()
-    ends = (events["kind"] == "task-end") & (events["round"] != NOTHING)
-    relevant = ends | (events["kind"] == "round") | evidence.is_continuation
-    records = events.assign(outcome=np.where(counts_as_slow, "late", events["outcome"]))[relevant]
+    table_rows = iter(table.to_pylist())  # in the order of the rounds' records
     tallies: dict[int, Counter[str]] = defaultdict(Counter)  # counts of tasks by round
-    columns = ["time", "kind", "task", "round", "outcome"]
-    for row, time, kind, task, number, outcome in records[columns].itertuples():
+    for row, time, kind, task, number, outcome in _round_records(evidence).itertuples():
         name = plain_value(number)  # index of the round for findings; None for no round
         if kind == "task-end":
             tallies[number]["selected"] += 1
             tallies[number][_COUNT_OF_OUTCOME.get(outcome, outcome)] += 1
         elif kind == "task-start":
-            # This task continues an earlier task, as ``records`` has no other starts. Both tasks
-            # count once, at the end of the later one, so the count of the earlier task is taken
-            # back.
+            # This task continues an earlier one. Both count once, at the end of the later task, so
+            # the count of the earlier task is taken back.
             if number not in tallies:
                 yield f"task {task} goes on with one of round {name}, of which none has ended"
             tallies[number].subtract(("selected", "valid"))
@@ -288,6 +280,26 @@ def check_round_counts(evidence: Evidence) -> Iterator[str]:
             f"there are {len(recorded)} recorded rounds, {len(table)} in the table, "
             f"{summary['rounds']} in the summary"
         )
+
+
+def _round_records(evidence: Evidence) -> pd.DataFrame:
+    """Return the records from which the counts of rounds follow.
+
+    These are the ends of rounds and of their tasks, and the starts of tasks that continue another
+    one.
+
+    Returns:
+        DataFrame with ``time`` (s), ``kind``, ``task``, ``round`` and ``outcome``, indexed by row
+        of ``events``. The outcome of a task that trained nothing is ``late``, even if it was
+        carried out to its end.
+    """
+    events = evidence.events
+    is_idle = last_marked_rows(evidence.is_idle_training, events["task"]) >= 0
+    counts_as_late = is_idle & (events["outcome"] == "done").to_numpy()
+    records = events.assign(outcome=np.where(counts_as_late, "late", events["outcome"]))
+    ends = (events["kind"] == "task-end") & (events["round"] != NOTHING)
+    relevant = ends | (events["kind"] == "round") | evidence.is_continuation
+    return records.loc[relevant, ["time", "kind", "task", "round", "outcome"]]
 
 
 def _check_counts(name: object, data: Mapping[str, int], counts: Counter[str]) -> Iterator[str]:

@@ -235,15 +235,10 @@ class MessageSizes:
             return None
         if purpose == "model" and self.reduction == "adapters":
             return self._check_adapters(size)
-        model_sizes = set[float]()
-        for count in counts:
-            model_bytes = coded_bytes(codec, count, self._parameter_count)
-            if model_bytes is not None:
-                model_sizes.add(model_bytes)
+        model_sizes = _coded_sizes(codec, counts, self._parameter_count)
         models = self._model_count(purpose)
-        if not model_sizes:
-            return None
-        if any(_is_multiple(size, model_bytes, models) for model_bytes in model_sizes):
+        is_possible = any(_is_multiple(size, model_bytes, models) for model_bytes in model_sizes)
+        if is_possible or not model_sizes:
             return None
         expected = " or ".join(f"{model_bytes:g}" for model_bytes in sorted(model_sizes))
         if models != 1:
@@ -337,6 +332,18 @@ class MessageSizes:
         if size == model_bytes or (size <= model_bytes and size % unit == 0):
             return None
         return f"the model has {model_bytes}, and adapters multiples of {unit}"
+
+
+def _coded_sizes(codec: TomlTable, counts: list[int], model_parameters: int) -> set[float]:
+    """Return the sizes (bytes) that a model with one of several counts of parameters may have.
+
+    Args:
+        codec: the scenario's section of the compression.
+        counts: counts of the parameters that may be sent.
+        model_parameters: count of the parameters of the whole model.
+    """
+    sizes = {coded_bytes(codec, count, model_parameters) for count in counts}
+    return {size for size in sizes if size is not None}
 
 
 def _compare_sizes(size: float, expected: int, subject: str) -> str | None:

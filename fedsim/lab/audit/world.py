@@ -228,7 +228,7 @@ def _check_columns(table: pd.DataFrame, drawn: Mapping[str, Floats], prefix: str
         drawn: dict from column to expected values, NaN if any value is right; float64 [devices].
         prefix: text before each finding.
     """
-    text = (
+    template = (
         prefix + "{name} of device {row} is {stated!r}; by the scenario and its seed {expected!r}"
     )
     for name, values in drawn.items():
@@ -236,7 +236,7 @@ def _check_columns(table: pd.DataFrame, drawn: Mapping[str, Floats], prefix: str
         if len(table) == len(values):
             expected = np.where(np.isnan(values), table[name], values)
         slack = TICK_S if name in ("latency", "tail_s") else 0.0
-        yield from report_differences(text, table, {name: expected}, atol=slack, equal_nan=True)
+        yield from report_differences(template, table, {name: expected}, atol=slack, equal_nan=True)
 
 
 def _expected_settings(section: TomlTable, cells: int, overhead: float) -> dict[str, object]:
