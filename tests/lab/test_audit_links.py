@@ -329,6 +329,27 @@ def test_a_training_ten_times_the_tolerance_too_long_is_found(
     assert "deadlines held" in found(folder)
 
 
+def test_a_message_slower_than_its_trace_is_named(
+    small: dict[str, Any], tmp_path: Path, made: Made
+) -> None:
+    """Over a device's own link that follows a trace, with nothing else in the way."""
+    (tmp_path / "rates.csv").write_text("time,rate\n0,2000\n5,8000\n10,4000\n")
+    down = {"kind": "trace", "file": str(tmp_path / "rates.csv"), "rate": "B/s"}
+    small["network"] = {"kind": "star", "device": {"down": down, "up": "1 Mbit/s"}}
+    small["population"] |= {"availability": {"kind": "always"}}
+    folder = made(small | {"learning": "off", "stop": {"rounds": 2}}, tmp_path / "run")
+    assert found(folder) == set()
+
+    def end_late(rows: Rows) -> None:
+        row = next(row for row in rows if row["direction"] == "down")
+        assert row["outcome"] == "done"
+        row["end"] += 3.0
+
+    edit(files.TRANSFERS, TRANSFERS, end_late)(folder)
+    (finding,) = audit(folder)["no message took longer than its links explain"]
+    assert finding.startswith("transfer 0 brought ")
+
+
 def test_a_message_too_fast_by_ten_times_the_tolerance_is_found(
     long_run: Callable[..., Path],
 ) -> None:

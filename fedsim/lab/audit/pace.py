@@ -39,7 +39,7 @@ def check_transfer_times(evidence: Evidence) -> Iterator[str]:
     # time of the first byte; a message may break off within its latency
     begin = messages["start"].to_numpy() + values_at_rows(devices["latency"], row)
     begin = np.minimum(begin, messages["end"].to_numpy())
-    messages = messages.assign(begin=begin, row=row)
+    messages = messages.assign(begin=begin, device_row=row)
     for direction in ("down", "up"):
         spans = messages[messages["direction"] == direction]
         # the even share of a shared link is not known if its rate follows a trace
@@ -49,10 +49,10 @@ def check_transfer_times(evidence: Evidence) -> Iterator[str]:
             yield from _check_traced(evidence, spans, direction)
             continue
         # the smallest rate: of the device's own link, or an even share of a shared link
-        rate = values_at_rows(devices[f"link_{direction}"], spans["row"].to_numpy())
+        rate = values_at_rows(devices[f"link_{direction}"], spans["device_row"].to_numpy())
         for link_rate, link in _limited_links(network, direction, spans["device"].to_numpy()):
             rate = np.minimum(rate, link_rate / _largest_counts(spans, link))
-        yield from _check_times(spans.drop(columns="row"), rate)
+        yield from _check_times(spans, rate)
 
 
 def _shares_evenly(network: TomlTable) -> bool:
