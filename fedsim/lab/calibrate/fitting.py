@@ -26,6 +26,7 @@ _LARGE = 1e9  # size of a message that is long past its slow start (bytes)
 _FAST = 1e9  # rate of links whose rates are unknown and limit nothing (bytes/s)
 _MOST_POINTS = 64  # most sizes through which a line is fitted, as the time grows with their square
 _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
+_MBIT_PER_S = 125e3  # 1 Mbit/s (bytes/s)
 
 
 class Fitted(NamedTuple):
@@ -238,6 +239,7 @@ def _fit_lines(steps: Steps, client: Ints, clients: int) -> Floats:
         sizes = medians.index.to_numpy(float)
         if len(sizes) < 2 or sizes[-1] < _APART * sizes[0]:
             continue
+        # indices of all sizes or, if there are too many, of evenly spaced ones
         points = np.unique(np.linspace(0, len(sizes) - 1, _MOST_POINTS).astype(np.int64))
         line = theilslopes(medians.to_numpy()[points], sizes[points], method="joint")
         client_index = int(str(name))
@@ -378,7 +380,7 @@ def _alike_links(search: LinkSearch, direction: Direction, rates: Floats) -> _Li
     capacity = float(np.nansum(rates))
     note = (
         f"the {len(rates)} clients all have the same rate {direction}, and always at once: taken "
-        f"for one link that they share, of {capacity / 125e3:.4g} Mbit/s; only fewer of them at "
+        f"for one link that they share, of {capacity / _MBIT_PER_S:.4g} Mbit/s; only fewer of them at "
         "once tell what their own links carry"
     )
     unlimiting_rates = np.full(len(rates), capacity)
@@ -436,7 +438,7 @@ def _shared_links(
     capacity = link.capacity * protocol.overhead
     note = (
         f"{link.members.sum()} of {len(rates)} clients share a link {direction}, of "
-        f"{capacity / 125e3:.4g} Mbit/s: their messages' times vary by {link.spread:.1%}, the time "
+        f"{capacity / _MBIT_PER_S:.4g} Mbit/s: their messages' times vary by {link.spread:.1%}, the time "
         f"of all together by {link.spread_together:.1%} (by chance in {link.chance:.1%} of logs "
         "whose times are exchanged among rounds); only fewer of them at once tell what their own "
         "links carry"

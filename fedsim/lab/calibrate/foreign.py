@@ -161,9 +161,9 @@ def _read_nvflare_client(log: Path, epochs: int) -> Iterator[tuple[object, ...]]
     client = log.parent.name if log.name in _NAMES else log.stem
     round_number = -1  # no download yet; the log has no numbers of rounds, so they are counted
     download_end = 0.0
-    last_message = ""  # text that names the kind of the last message
+    last_message = ""  # kind of the last message
     for line_number, line in _number_lines(log):
-        message = _NVFLARE.match(line)
+        message = _NVFLARE.match(line)  # groups: date, and text that names the kind of message
         size = _BYTES.search(line)
         seconds = _TIME.search(line)
         # a repeated line of the same kind is from a resent task, and counts once

@@ -38,6 +38,7 @@ _BUSY_WEIGHT = 3.0
 _UNEVEN = 0.15
 _SECTIONS = 12  # steps of the search around the best trial capacity
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_LEAST_S = 1e-9  # least duration (s), so that no ratio of durations is infinite
 _STEEP = 1e3  # greatest ratio of a fitted rate to the mean rate of a message
 # at least _MANY clients whose rates differ by less than _ALIKE are taken to share one link
 _ALIKE = 0.03
@@ -108,7 +109,7 @@ class LinkSearch:
         if unlimited_error <= _LEAST_GAIN:  # the clients' own links explain the durations
             return math.inf
         least = self._busy_rate(count)
-        errors = {}
+        errors = {}  # by capacity
         for factor in _TRIAL_FACTORS:
             errors[least * factor] = self._fitted_error(least * factor, count)
         best = min(errors, key=errors.__getitem__)
@@ -116,6 +117,7 @@ class LinkSearch:
             return math.inf
         errors.update(self._errors_near(best, count))
         best = min(errors, key=errors.__getitem__)
+        # a limit explains a little by chance, so it has to explain much more than none
         most_error = min(_BETTER * unlimited_error, unlimited_error - _LEAST_GAIN)
         if errors[best] < most_error:
             return best
@@ -288,7 +290,7 @@ class LinkSearch:
             [count].
         """
         latency = self._latency[self._client]
-        sending_s = np.maximum(durations(self._steps) - latency, 1e-9)
+        sending_s = np.maximum(durations(self._steps) - latency, _LEAST_S)
         alone = find_rates(self._protocol, self._steps.amount, sending_s, latency)
         rates = aggregate(alone, self._client, len(self._latency))
         if capacity == math.inf:
@@ -324,7 +326,7 @@ class LinkSearch:
                 links, links, self._latency, dict.fromkeys(DIRECTIONS, capacity), self._protocol
             )
             replayed_s = replay_transfers(world, self._direction, self._steps[:count], client)
-            log_error = np.log(np.maximum(replayed_s - latency, 1e-9) / sending_s)
+            log_error = np.log(np.maximum(replayed_s - latency, _LEAST_S) / sending_s)
             # Transfers without an error do not correct a rate. The server's link may hold them up,
             # and then their duration does not depend on the client's link.
             has_error = np.abs(log_error) > _TOLERANCE
@@ -352,6 +354,7 @@ class LinkSearch:
         _, replayed_s = self.fit_rates(capacity, count)
         begins = self._busy_period_starts(count)
         first_start = steps.start[begins]
+        # ``reduceat`` gives the latest end of each busy period
         busy_s = np.maximum.reduceat(steps.end, begins) - first_start
         replayed_busy_s = np.maximum.reduceat(steps.start + replayed_s, begins) - first_start
         transfer_error = _log_error(replayed_s, durations(steps))
@@ -386,12 +389,12 @@ class LinkSearch:
             latency = self._latency[self._client[first:last]].min()
             # bytes that have arrived, and elapsed time, at the end of each transfer
             wire_bytes = np.cumsum(steps.amount[order]) * self._protocol.overhead
-            elapsed_s = np.maximum(steps.end[order] - steps.start[0] - latency, 1e-9)
+            elapsed_s = np.maximum(steps.end[order] - steps.start[0] - latency, _LEAST_S)
             rates.append((wire_bytes / elapsed_s).max())
         return float(np.percentile(rates, 90))
 
 
 def _log_error(replayed: Floats, logged: Floats) -> float:
     """Return the mean absolute difference of the logarithms of two arrays of durations (s)."""
-    ratio = np.maximum(replayed, 1e-9) / np.maximum(logged, 1e-9)
+    ratio = np.maximum(replayed, _LEAST_S) / np.maximum(logged, _LEAST_S)
     return float(np.abs(np.log(ratio)).mean())

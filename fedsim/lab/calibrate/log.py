@@ -50,6 +50,7 @@ _COLUMNS_OF_KIND = {
 _LEAST_SEQUENTIAL = 0.9
 # longest overlap (s) that is ignored, because clocks are read one after another
 _IGNORED_OVERLAP_S = 1e-3
+_GREATEST = 1e15  # greatest number in a log; float64 has all whole numbers up to there
 
 
 class _Row(Protocol):
@@ -458,9 +459,9 @@ def _find_problem(row: _Row) -> str | None:
             return f"{name} is empty; every row with {row.what!r} needs it"
         if name in ("start", "end") and abs(value) > CLOCK_END_S:
             return f"{name} is {value:g}; allowed are seconds up to {CLOCK_END_S:g} (are these ms?)"
-        if name in _OPTIONAL_COLUMNS and not 0 < value <= 1e15:
+        if name in _OPTIONAL_COLUMNS and not 0 < value <= _GREATEST:
             return f"{name} is {value:g}; allowed is more than 0"
-        if name in ("round", "epochs") and not (value == int(value) and abs(value) <= 1e15):
+        if name in ("round", "epochs") and not (value == int(value) and abs(value) <= _GREATEST):
             return f"{name} is {value:g}; allowed are whole numbers up to 1e15"
     if row.end < row.start:
         return (
@@ -494,15 +495,14 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete_kinds: list[str]
         task = last_task_of_round.get(row.round, {})
         last_step = next(reversed(task.values()), None)
         if last_step is not None and _are_pieces(last_step, row):
-            # the row of the first piece becomes the row of the whole transfer
-            end = max(last_step.end, row.end)
-            task[row.what] = last_step._replace(end=end, bytes=last_step.bytes + row.bytes)
+            task[row.what] = _join_pieces(last_step, row)
             continue
         _check_overlap(client, last_step, row)
         if row.what == "train":
             _check_overlap(client, last_training, row)
             last_training = row
-        if last_step is None or row.order <= last_step.order:  # the row begins another task
+        begins_task = last_step is None or row.order <= last_step.order
+        if begins_task:
             latest_round = next(reversed(last_task_of_round), row.round)
             if row.round < latest_round:
                 raise DataError(
@@ -521,6 +521,12 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete_kinds: list[str]
 def _are_pieces(earlier: _Row, later: _Row) -> bool:
     """Whether two rows of a client are pieces of one transfer, which overlap in time."""
     return later.what == earlier.what != "train" and _overlap(earlier, later)
+
+
+def _join_pieces(earlier: _Row, later: _Row) -> _Row:
+    """Return the row of the whole transfer of which two rows are pieces."""
+    end = max(earlier.end, later.end)
+    return earlier._replace(end=end, bytes=earlier.bytes + later.bytes)
 
 
 def _overlap(earlier: _Row, later: _Row) -> bool:

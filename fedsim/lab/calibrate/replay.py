@@ -208,11 +208,12 @@ def measure_update_rate(world: FittedWorld, tasks: Tasks, at_work: int, seed: in
         seed: seed of the draws of clients and of the jitter of training times.
     """
     replay = _Replay(world, seed)
-    ends = list[float]()
+    ends = list[float]()  # of all tasks so far (s)
     draws = Streams(seed).generator("world/calibrate")
     idle = list(range(len(tasks)))
     warm_up = 3 * at_work  # count of updates before the measurement
 
+    # one of ``at_work`` such processes, each with one client at a time
     def work() -> ProcessGenerator:
         while len(ends) <= warm_up + _UPDATES:
             task = idle.pop(int(draws.integers(len(idle))))
@@ -351,6 +352,7 @@ def _predict_updates(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]
         is_held_out: whether each version is held out of the fit; bool [versions].
         worlds: the fitted worlds (clients' speeds and links).
     """
+    # the measured rate is of the held-out versions, or of all if none is held out
     is_scored = is_held_out if is_held_out.any() else ~is_held_out
     scored = log.rounds[is_scored]
     start = scored.start.min()

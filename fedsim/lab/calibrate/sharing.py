@@ -19,6 +19,7 @@ _LEAST_CLIENTS = 3
 _LEAST_COHORTS = 4
 _LEAST_OVERLAP = 0.6  # share of a transfer during which all transfers of its cohort run
 _DRAWS = 999
+_LEAST_S = 1e-9  # least duration of a busy period (s), so that its rate is finite
 _CHANCE = 0.02  # greatest ``CommonLink.chance`` at which a shared link is reported
 _LEAST_SPREAD = 2e-3  # relative variation of times below which the test says nothing
 # The shared link limits a client only if its times vary at least this much, as a share of the
@@ -83,7 +84,7 @@ def find_shared_link(
     if chance > _CHANCE:
         return None
     least_latency = latency[owner].min(axis=1)
-    rates = steps.amount[rows].sum(axis=1) / np.maximum(busy_s - least_latency, 1e-9)
+    rates = steps.amount[rows].sum(axis=1) / np.maximum(busy_s - least_latency, _LEAST_S)
     return CommonLink(
         capacity=float(np.median(rates)),
         members=np.nan_to_num(spreads, nan=spread) >= _STEADY * spread,
