@@ -70,7 +70,7 @@ class WorldAnswer:
         if sentences:
             prefix = self.where + self.target_prefix(self.rankings[0])
             words.append(prefix + " ".join(sentences))
-            if self.bill[1:]:
+            if self.bill[1:]:  # costs other than the goal, which the sentences state
                 words.append(self._costs_in_words())
         words += [ranking.in_short for ranking in self.rankings[1:] if ranking.in_short]
         if self.missed:
@@ -182,6 +182,7 @@ def _answer_for_world(
         world: name of the world; empty if there is only one.
         is_requested: whether the user has named the targets, instead of a study.
     """
+    # targets are judged by the seeds that all lines have, if the study added seeds to some lines
     common_figures = lines.of_common_seeds(figures)
     competitors = [index for index in line_indices if not lines.lines[index].reference]
     target = _find_hardest_target(common_figures, competitors, targets)
@@ -202,6 +203,7 @@ def _answer_for_world(
     is_measured = any(ranking.measure == goal for ranking in measured_rankings)
     if lines.goal != _DEFAULT_GOAL and not is_missed and not is_measured:
         unranked = lines.goal
+    # a target that only a study declares is no news if another one was reached
     unreached: list[Target] = []
     if is_requested or target is None:
         for candidate in targets:
@@ -317,7 +319,7 @@ def _rank_lines(
 
     entries.sort(key=rank)
     best = next((line.line_index for line in entries if not line.reference), None)
-    baseline = None
+    baseline = None  # by default, the first run, it gets no sentence
     if best is not None and not lines.is_first:
         baseline = lines.baselines[best]
     is_even = lines.until_sure is None  # all lines have the same seeds

@@ -201,8 +201,8 @@ class _PathRecords:
         self.round_starts: dict[int, RecordData] = {}
         self.finished_rounds: list[_FinishedRound] = []
         self._has_hosts = bool(run.scenario.get("population", {}).get("host"))
-        self._tasks: dict[int, _AwaitedWork] = {}
-        used_tasks: set[int] = set()
+        self._tasks: dict[int, _AwaitedWork] = {}  # by task ID
+        used_tasks: set[int] = set()  # tasks of the updates aggregated since the last round
         events = run.events_of((*_EVENTS_OF_WORK, *_EVENTS_OF_RUN), _COLUMNS)
         for time, kind, device, number, task, step, outcome, data in events:
             self.end = max(self.end, time)
@@ -389,6 +389,7 @@ class CriticalPaths:
                 now = previous_end
                 continue
             for step in reversed(work.steps):
+                # each step is cut to the part of the round that later steps leave
                 if step.start < now and start < now:
                     step_start = max(step.start, start)
                     yield self._cut(step, step_start, now)
@@ -446,9 +447,10 @@ class CriticalPaths:
         link = self._links.get(step.device, {})
         rate = link.get(column)
         latency = link.get("latency")
-        if not rate or latency is None or not step.data:
+        if not rate or latency is None or not step.data:  # no transfer over a link of known rate
             return part
         end_fields = parse_json(step.data)
+        # duration of the transfer without other traffic
         alone_s = latency + end_fields.get("wire_bytes", end_fields["delivered"]) / rate
         shared_s = max(0.0, step.seconds - alone_s) * (part.seconds / step.seconds)
         # in whole ticks, so that a rounding error is no shared time

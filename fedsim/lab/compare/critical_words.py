@@ -78,32 +78,37 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
         f"{_compare_length(path.seconds, usual)}: "
         f"from {show_seconds(path.start)} to {show_seconds(path.end)} of {paths.clock}."
     ]
-    late = len(path.late)
-    verb = "was" if late == 1 else "were"
-    count = f"{late} of {counted(path.selected, 'client')}"
-    if path.by_deadline:
-        noun = "devices" if late > 1 else "device"
-        devices = f"{noun} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
-        if late > _MOST_DEVICES:
-            devices += " and others"
-        words.append(f"Its deadline ended it: {count} {verb} late ({devices}).")
-    elif late:
-        words.append(f"Enough others had answered: {count} {verb} cut off.")
+    if path.late:
+        words.append(_late_in_words(path))
     if path.steps:
         words += _longest_in_words(path)
-    shared = path.totals.get(SHARED, 0.0) + path.totals.get(QUEUE, 0.0)
-    if shared > 0:
+    shared_s = path.totals.get(SHARED, 0.0) + path.totals.get(QUEUE, 0.0)
+    if shared_s > 0:
         words.append(
-            f"Shared links and queues held it up for {show_seconds(shared)}: the most that a "
+            f"Shared links and queues held it up for {show_seconds(shared_s)}: the most that a "
             "faster server saves."
         )
-    waited = path.totals.get(AT_HOST, 0.0)
-    if waited > 0:
+    at_host_s = path.totals.get(AT_HOST, 0.0)
+    if at_host_s > 0:
         words.append(
-            f"Its tasks waited {show_seconds(waited)} for workers: the most that more workers of "
-            "the hosts save."
+            f"Its tasks waited {show_seconds(at_host_s)} for workers: the most that more workers "
+            "of the hosts save."
         )
     return words
+
+
+def _late_in_words(path: RoundPath) -> str:
+    """Return a sentence on the clients whose tasks were cut off at the end of a round."""
+    late_count = len(path.late)
+    verb = "was" if late_count == 1 else "were"
+    count = f"{late_count} of {counted(path.selected, 'client')}"
+    if not path.by_deadline:
+        return f"Enough others had answered: {count} {verb} cut off."
+    noun = "devices" if late_count > 1 else "device"
+    devices = f"{noun} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
+    if late_count > _MOST_DEVICES:
+        devices += " and others"
+    return f"Its deadline ended it: {count} {verb} late ({devices})."
 
 
 def category_in_words(paths: CriticalPaths, category: str) -> str:

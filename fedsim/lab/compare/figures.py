@@ -153,7 +153,7 @@ class Reading(Spec):
         if self.event is not None:
             return self._measure_event(run, values)
         if self.take == "after":
-            return values.get(self.rounds - 1)
+            return values.get(self.rounds - 1)  # rounds are numbered from 0
         if self.take in _SUMMARIES:
             return self._summarise(values)
         if self.target is not None:

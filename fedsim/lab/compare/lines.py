@@ -127,6 +127,7 @@ class Lines:
             return self
         lines = tuple(self.lines[line_index] for line_index in line_indices)
         has_baseline = any(line.name == self.baseline for line in lines)
+        # a baseline that is left out, or None, has no new index
         new_indices: dict[int | None, int] = {
             line_index: new_index for new_index, line_index in enumerate(line_indices)
         }
@@ -249,6 +250,7 @@ def read_lines(
         goal=chosen_goal,
         budget=chosen_budget,
         until_sure=_first_declared(study.until_sure for study in studies),
+        # the study has decided by its own goal; its seeds do not suit a goal of the user
         seeds_follow_goal=goal is None and budget is None and len(paths) == 1,
     )
 

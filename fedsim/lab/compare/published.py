@@ -229,6 +229,7 @@ class Published(Spec):
 
     @model_validator(mode="after")
     def _refuse_unknown_names(self) -> "Published":
+        """Check names in all tables, and in claims the values of ``at`` for which they are made."""
         for table in self.tables:
             listed_values = {
                 key: values for key, values in table.at.items() if isinstance(values, list)
@@ -244,6 +245,7 @@ class Published(Spec):
         return self
 
     def _refuse_unknown_names_in(self, table: PublishedFigures) -> None:
+        """Raise ``ValueError`` if a table names a row twice, or an unknown row or measure."""
         known_rows = [row.name for row in table.rows]
         if len(set(known_rows)) < len(known_rows):
             raise ValueError(
@@ -327,6 +329,7 @@ def _figures_as_columns(table: ComparedTable) -> ComparedTable:
     row of the paper. The head of a column states the usual tolerance of its figure; a row with
     another tolerance states it in its name.
     """
+    # both by figure, and then by row of the paper
     cells_of_figure: dict[str, dict[str, Cell]] = {}
     tolerances_of_figure: dict[str, dict[str, Any]] = {}
     columns = (column.cells for column in table.columns)
@@ -403,7 +406,8 @@ class _MeasuredTable:
         self._table = table
         self._measures = published.measures
         self._lines = lines
-        # Figures are judged only at some grid values, such as full size. Each must be on a line.
+        # Figures are judged only at some grid values, such as full size. A line of this table has
+        # to have each of them.
         self._is_judged = True
         for key, value in published.judged.items():
             where = {**table.at, key: value}
@@ -413,7 +417,7 @@ class _MeasuredTable:
             variant = row.variant or row.name
             self._titles[row.name] = row.title or published.titles.get(variant, row.name)
         seeds_by_row = {row.name: self._seeds_of(row) for row in table.rows}
-        self._rows = [row for row in table.rows if seeds_by_row[row.name]]
+        self._rows = [row for row in table.rows if seeds_by_row[row.name]]  # rows with runs
         self._not_run = [row for row in table.rows if not seeds_by_row[row.name]]
         self._seeds = self._common_seeds(seeds_by_row)
         measures_of_claims = [claim.measure for claim in table.claims if claim.measure]

@@ -101,6 +101,7 @@ class Ranking:
             first``. None if the lines do not have values for the same seeds.
         """
         seeds = [seed for seed in line.values if seed in first.values]
+        # lines are comparable only if no run that should have a value lacks it
         needed = len(line.seeds & first.seeds)
         if self.is_even:
             needed = max(line.run_count, first.run_count)
@@ -325,12 +326,13 @@ class Ranking:
             return ""
         first = self.ranked[0]
         superlative = (self.measure.best or "").capitalize()
-        text = f"{clean(first.name)}, {self.show(first.mean.mean)}"
-        if not self.is_named:
+        name_and_figure = f"{clean(first.name)}, {self.show(first.mean.mean)}"
+        if self.is_named:
+            text = name_and_figure
+        elif self.ties:
             text = self._tie_text
-            if not self.ties:
-                figure = self.show(first.mean.mean)
-                text = f"mean of {clean(first.name)}, {figure}; {self._other_seeds_text(first)}"
+        else:
+            text = f"mean of {name_and_figure}; {self._other_seeds_text(first)}"
         return f"{superlative} {self.measure.name}: {text}."
 
     @property

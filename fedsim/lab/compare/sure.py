@@ -159,6 +159,7 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
             complete_costs[line_index] = figures
     if len(costs) < 2 or not complete_costs:
         return Decision("none", leader=None, contenders=(), losses=(), missed=tuple(missed))
+    # the best variant is in this many pairs, of which each may be wrong
     race = _Race(complete_costs, error / (len(costs) - 1))
     for count in range(1, max(map(len, complete_costs.values())) + 1):
         race.compare(count)
@@ -202,6 +203,7 @@ class _Race:
         for row, values in enumerate(costs.values()):
             self._costs[row, : len(values)] = values
         self._error = error
+        # rows that are not dropped
         self._contender_rows = list(range(len(costs)))
         self._losses: list[DroppedLine] = []
         # entry [i, j]: upper bound on how much worse line i is than line j

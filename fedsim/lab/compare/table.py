@@ -59,11 +59,13 @@ class Comparison:
         # final and best value of each metric that any run has
         metrics = measures.of_metrics(chain.from_iterable(line.runs for line in lines.lines))
         self._finals = [metric for metric in metrics if metric.test == "final"]
+        # targets of the user, and of the studies
         requested = {Target.read(target) for target in targets}
         declared = {Target.read(target) for target in lines.targets}
         all_targets = self._sort_targets(requested | declared)
         accuracies = [target for target in all_targets if target.metric == "accuracy"]
         self._requested = [target for target in all_targets if target in requested]
+        # costs until targets of other metrics, for the short table
         self._costs_to_metrics: list[measures.Measure | None] = []
         for target in all_targets[len(accuracies) :]:  # accuracies are first
             self._costs_to_metrics += [measures.goal_of(goal, target) for goal in TARGETED]
@@ -207,17 +209,23 @@ class Comparison:
             column = replace(column, topic="", cells=cells)
             if not column.is_empty:
                 columns.append(column)
-        notes = []
-        hidden_count = len(self._figures) - len(rows)
+        return ComparedTable(tuple(columns), tuple(self._short_notes(len(rows))))
+
+    def _short_notes(self, shown_count: int) -> Iterator[str]:
+        """Yield sentences on lines that a short table leaves out, and on lines that are not done.
+
+        Args:
+            shown_count: count of the lines that the table shows.
+        """
+        hidden_count = len(self._figures) - shown_count
         if hidden_count:
             noun_and_verb = "lines are" if hidden_count > 1 else "line is"
-            notes.append(f"{hidden_count} more {noun_and_verb} not shown here.")
+            yield f"{hidden_count} more {noun_and_verb} not shown here."
         undone_sentences = list(_describe_undone(self.lines))
-        notes += undone_sentences[:_MOST_NOTES]
+        yield from undone_sentences[:_MOST_NOTES]
         if len(undone_sentences) > _MOST_NOTES:
             count = len(undone_sentences) - _MOST_NOTES
-            notes.append(f"{counted(count, 'more line')} {'is' if count == 1 else 'are'} not done.")
-        return ComparedTable(tuple(columns), tuple(notes))
+            yield f"{counted(count, 'more line')} {'is' if count == 1 else 'are'} not done."
 
     def _short_rows(self, answers: Sequence[WorldAnswer]) -> list[int]:
         """Return the indices of the lines (variants or runs) that a short table shows.
