@@ -240,7 +240,7 @@ class _WeightRule:
 
         MIFA remembers the last update of each device. If the scenario sets ``unheard = "zero"``,
         all devices count. Otherwise only the devices count that have sent an update so far,
-        including those of ``tasks``.
+        including the devices of ``tasks``.
 
         Args:
             tasks: IDs of the tasks of the present aggregation.

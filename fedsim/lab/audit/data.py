@@ -170,8 +170,9 @@ class _AggregationData(NamedTuple):
     def of(cls, data: RecordData) -> Self:
         """Parse the tasks, weights and staleness of an aggregation's updates.
 
-        Strategies whose updates do not wait for a round record ``staleness``, edge servers ``edge``,
-        and robust aggregations ``bears``, the count of malicious updates that they tolerate.
+        Strategies whose updates do not wait for a round record ``staleness``, edge servers record
+        ``edge``, and robust aggregations ``bears``, the count of malicious updates that they
+        tolerate.
         """
         weights = data.get("weights")
         return cls(

@@ -109,8 +109,8 @@ def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
         scenario: the scenario, whose sections on data and model determine the layers.
 
     Returns:
-        Two dicts from name of a tensor to its shape: the tensors that are trained, and those that
-        stay as they are. None if the model has other layers, or depends on a user's file.
+        Two dicts from name of a tensor to its shape: the trained tensors, and the frozen ones,
+        which stay as they are. None if the model has other layers, or depends on a user's file.
     """
     model = scenario.get("model", {"kind": "module"})
     samples = _sample_shape(scenario)
@@ -151,7 +151,7 @@ def _sample_shape(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
 
 
 def _split_trained(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors]:
-    """Split a model's tensors into those that are trained and those that stay as they are.
+    """Split a model's tensors into trained tensors, and frozen ones, which stay as they are.
 
     Args:
         tensors: shapes of the tensors without LoRA adapters, by name. The tensors of the adapters
@@ -159,7 +159,7 @@ def _split_trained(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors
         model: the scenario's section on the model, which selects adapters and trained tensors.
 
     Returns:
-        Shapes of the trained, and of the other tensors, by name.
+        Shapes of the trained, and of the frozen tensors, by name.
     """
     lora = model.get("lora")
     if lora is not None:
@@ -303,7 +303,7 @@ def count_adapter_parameters(tensors: Tensors, rank: float) -> int:
     """Count the parameters that a model's LoRA adapters would have with a given rank.
 
     Args:
-        tensors: shapes of the model's tensors, by name; only those of adapters count.
+        tensors: shapes of the model's tensors, by name; only tensors of adapters count.
         rank: the rank.
     """
     adapters = {name: shape for name, shape in tensors.items() if _adapter_side(name)}

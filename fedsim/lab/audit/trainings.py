@@ -127,7 +127,7 @@ def check_durations(evidence: Evidence) -> Iterator[str]:
 
 
 def _local_setting(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
-    """Return each training's value of a setting that a device may have of its own, such as epochs.
+    """Return each training's value of a setting that may differ by device, such as epochs.
 
     The scenario's section ``population.local`` gives devices such settings.
 

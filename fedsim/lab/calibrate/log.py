@@ -269,7 +269,7 @@ def _find_round_spans(tasks: Tasks) -> Rounds:
 def _read_rounds(rows: pd.DataFrame, first_start: float, spans_of_tasks: Rounds) -> Rounds:
     """Return the rounds of a log, sorted by their start.
 
-    Their times are those of the server's rows. A log without such rows gets its rounds from the
+    Their times are the times of the server's rows. A log without such rows gets its rounds from the
     times of its tasks.
 
     Args:

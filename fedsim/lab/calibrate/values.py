@@ -26,7 +26,7 @@ def aggregate(values: Floats, client: Ints, clients: int, function: str = "media
 
 
 def fill_unknown(values: Floats) -> Floats:
-    """Return the values with NaN replaced by the median of the others; float64 [n].
+    """Return the values with NaN replaced by the median of the known values; float64 [n].
 
     If all values are NaN, infinity replaces them.
     """

@@ -163,7 +163,7 @@ class PublishedFigures(Spec):
         return tables
 
     def _has_figures_by_value(self, texts: Sequence[str]) -> bool:
-        """Whether ``published`` has a dict of figures for each value, instead of one for all.
+        """Whether ``published`` has a dict of figures for each value, not the figures of all values.
 
         Args:
             texts: the values, as texts; these and not names of rows are the keys then.
