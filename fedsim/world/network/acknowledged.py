@@ -18,7 +18,8 @@ _LEAST_SHARE = 1 / 2  # least share of a step's length to which acknowledgements
 class AcknowledgedFlows(QueuedFlows):
     """Base of ``LinkComponent`` that grows senders' congestion windows by acknowledgements.
 
-    A sender learns of the delivery of bytes one round trip (on empty links) after the delivery.
+    A sender learns of the delivery of bytes one round trip after the delivery. Bytes move through the
+    links without propagation delay: the delay of both ways is in this round trip.
 
     Args:
         rules: congestion control, lengths of queues and size of packets.

@@ -49,7 +49,8 @@ class BbrSenders(FlowColumns):
         full_rounds: count of round trips since that growth.
         phase: index of the present pacing gain in the cycle of gains of ``PROBE_BANDWIDTH``.
         phase_since: time since which this gain holds (s).
-        probe_until: end of ``PROBE_ROUND_TRIP`` (s); infinity before the window is small.
+        probe_until: end of ``PROBE_ROUND_TRIP`` (s); infinity while more segments are in flight than
+            its window of 4 segments allows, as the time of the state counts only from then on.
         former_window: window before ``PROBE_ROUND_TRIP`` (segments).
     """
 
@@ -144,7 +145,10 @@ def first_estimates(round_trip: float, window: float, now: float, key: int) -> d
 def grow_by_bandwidth(senders: Senders, bbr: BbrSenders, acked: Floats) -> Floats:
     """Compute the growth of BBR's windows by acknowledgements (segments), float64 [flows].
 
-    The windows grow towards targets that follow from the estimated bandwidths and round trips.
+    Each window grows by ``acked`` until it reaches its target, and falls at once if it is above its
+    target, except in ``STARTUP``. The target is the bandwidth-delay product (``product``) times 2.89
+    in ``STARTUP`` and ``DRAIN`` and times 2 in ``PROBE_BANDWIDTH``, 4 segments or more. In
+    ``PROBE_ROUND_TRIP`` the target is 4 segments.
 
     Args:
         senders: windows of the flows, which are not changed.

@@ -38,10 +38,11 @@ class SentBytes:
 
     Attributes:
         sent: bytes that each sender sends, float64.
-        busy: bytes that the sender wants to send, divided by the bytes that its pacing rate allows in
-            the step, 0 to 1, float64; 0 without pacing.
-        is_held: whether the first link of a flow, rather than its window, limits the sender and will
-            do so in the next step, bool.
+        busy: share of the step in which the sender would send at its pacing rate, 0 to 1, float64: the
+            bytes that its window and pacing rate allow and that it still has to send, divided by the
+            bytes that its pacing rate allows in the step. 0 without pacing.
+        is_held: whether the rate of the flow's first link, rather than the window, limits the sender.
+            The window must be large enough that this lasts for another step, bool.
         growth: growth of the flows' windows in the step.
         acked: bytes that are acknowledged at the end of the step, float64.
     """
@@ -97,8 +98,8 @@ class LinkComponent(SteadyFlows):
             now: the time (s), up to which ``commit`` must have been called.
 
         Returns:
-            A list with the flow's connection: the IDs (sender, receiver), with the sender's window
-            and estimates, from which the next flow between the two begins.
+            A list of one pair: the flow's (sender ID, receiver ID), and the state of the sender,
+            such as its window, with which the next flow between the two begins.
         """
         self._try_long_step_next()
         is_cancelled = self._id == flow_id
@@ -132,7 +133,7 @@ class LinkComponent(SteadyFlows):
         Args:
             name: name of the link.
             rate: its rate (bytes/s).
-            length: length of its queue (bytes).
+            length: most bytes that its queue can hold.
         """
         number = self.links.names[name]
         self.links.capacity[number] = rate
@@ -164,7 +165,7 @@ class LinkComponent(SteadyFlows):
         self._try_long_step_next()
 
     def set_round_trip(self, flow_id: int, round_trip: float) -> None:
-        """Change the round trip time of a flow on empty links.
+        """Change the round trip time that a flow has if all queues are empty.
 
         ``commit`` must have been called up to the present time.
 
@@ -180,7 +181,7 @@ class LinkComponent(SteadyFlows):
         self._steps_until_look = 0
 
     def round_trip(self, flow_id: int) -> float:
-        """Return the round trip of a flow on empty links (s)."""
+        """Return the round trip time that a flow has if all queues are empty (s)."""
         return self.senders.round_trip.item(self.row_of(flow_id))
 
     @property
@@ -233,8 +234,8 @@ class LinkComponent(SteadyFlows):
             now: the time (s), for which ``take_ended`` has been called.
 
         Returns:
-            The connection of each removed flow: the IDs (sender, receiver), with the sender's window
-            and estimates, from which the next flow between the two begins.
+            A pair for each removed flow: its (sender ID, receiver ID), and the state of the sender,
+            such as its window, with which the next flow between the two begins.
         """
         plan = self._plan
         passed_s = now - self._since

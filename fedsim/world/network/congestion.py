@@ -40,7 +40,7 @@ def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
     """Compute the congestion window of TCP CUBIC at a time since the last loss (segments), [flows].
 
     Source: RFC 9438, equations 1 and 2: W(t) = C (t - K)^3 + W_max with K = cbrt((W_max -
-    cwnd_epoch) / C). C is a constant, t the time since the epoch (the period after a loss) began.
+    cwnd_epoch) / C). C is 0.4 segments/s^3 (``CUBIC_C``). An epoch is the period after a loss.
 
     Args:
         elapsed_s: t, the time since the epoch began (s), [flows].
@@ -152,7 +152,8 @@ class Senders(FlowColumns):
         round_trip: round trip on empty links (s).
         window: congestion window (segments).
         threshold: slow start threshold (segments); infinity before the first loss.
-        peak: CUBIC's W_max, about the window before the last loss (segments); 0 before the first loss.
+        peak: CUBIC's W_max (segments): the window before the last loss, or 0.85 of it if that window
+            was below the former W_max (fast convergence); 0 before the first loss.
         epoch: begin of CUBIC's epoch (s); NaN if the next growth begins an epoch.
         epoch_window: window at the begin of the epoch (segments).
         friendly: window that Reno would have (segments).
@@ -181,12 +182,14 @@ class Senders(FlowColumns):
         return cls(*[np.empty(0) for _ in fields(cls)])
 
     def apply(self, growth: Growth, share: Floats | None, now: float) -> None:
-        """Change the senders' windows, and CUBIC's epochs, by the growth in a time step.
+        """Grow the senders' windows as planned for a time step, or for the first part of the step.
+
+        For flows with ``growth.starts``, an epoch of CUBIC begins at ``now``.
 
         Args:
             growth: growth in the whole time step.
             share: part of the growth that is carried out, 0 to 1, [flows]; None for all of it.
-            now: end of the time step, or of its part (s), at which epochs begin.
+            now: end of the time step, or of its part that is carried out (s).
         """
         if growth.friendly is not None and growth.starts is not None:
             starts = growth.starts
@@ -235,7 +238,8 @@ def grow(
         acked: acknowledged segments, [flows].
         is_limited: whether the window limits the flow's rate; only such windows grow; [flows].
         now: the time of the acknowledgements (s).
-        delay: round trip with queues (s), [flows].
+        delay: round trip, the time in queues included (s), [flows]; CUBIC's target is the window that
+            its curve has one such round trip later.
     """
     window = senders.window
     # in slow start, each acknowledged segment lets the window grow by one, up to the threshold
@@ -270,6 +274,9 @@ def grow(
 
 def reduce(senders: Senders, control: Control, has_lost: Flags) -> None:
     """Reduce the congestion windows of flows whose senders have learned of a loss.
+
+    The window is multiplied by 0.7 with CUBIC and by 0.5 with Reno, but stays at least 2 segments. It
+    is also the new slow start threshold.
 
     Args:
         senders: windows of all flows, which are changed.
@@ -307,13 +314,14 @@ def leave_slow_start(senders: Senders, segments: Floats) -> None:
 def pacing_rate(senders: Senders, growth: Floats, delay: Floats) -> Floats:
     """Return the rate at which each sender sends a window's segments (segments/s), float64 [flows].
 
-    Source: Linux, ``tcp_update_pacing_rate``: two windows per round trip while the window is below
-    half the slow start threshold, and 1.2 windows afterwards.
+    The rate is two windows per round trip while the window is below half the slow start threshold,
+    and 1.2 windows afterwards (Linux, ``tcp_update_pacing_rate``). The window is its mean in the
+    present step, at half of its growth. The round trip includes the time in queues.
 
     Args:
         senders: the flows.
         growth: growth of windows in the present step (segments), [flows].
-        delay: time in queues (s), [flows].
+        delay: time in queues, which is added to the round trip on empty links (s), [flows].
     """
     is_slow = senders.window < senders.threshold / 2
     windows = np.where(is_slow, _SLOW_PACING, _PACING)

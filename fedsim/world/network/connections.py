@@ -19,7 +19,7 @@ class SenderMemory:
     Attributes:
         window: congestion window (segments).
         threshold: window at which slow start ends (segments).
-        peak: CUBIC's W_max, about the window before the last loss (segments).
+        peak: CUBIC's W_max (segments), as ``Senders.peak``.
         epoch_window: window at the begin of CUBIC's epoch, the time since the last loss (segments).
         friendly: window that Reno would have (segments).
         elapsed: time since CUBIC's epoch began, without idle times between flows (s); NaN without an

@@ -141,7 +141,7 @@ class Deliveries:
         """Return for each flow the last stored time before its delivered bytes exceed a count.
 
         One round trip after this time, the sender gets an acknowledgement of more than ``counts``
-        bytes. To save time, the history of each flow is searched only in an interval.
+        bytes. To save time, each flow's history is searched only from ``begins`` for ``length_s``.
 
         Args:
             flows: indices of the flows, int64 [n].
@@ -150,8 +150,8 @@ class Deliveries:
             length_s: length of the intervals (s).
 
         Returns:
-            Stored times (s), float64 [n]. If the searched time of a flow is not in its interval, the
-            result is infinity, or a time outside of the interval.
+            Stored times (s), float64 [n]. For a flow whose time is not in its interval the result
+            has no meaning: it is infinity, or some time outside of the interval.
         """
         past = self._times[: self._rows]
         # only rows of the interval matter, as curves never fall; one more on each side for rounding

@@ -52,7 +52,7 @@ class Infrastructure:
     Attributes:
         links: name -> capacity of each shared link (bytes/s).
         down, up: rates of the devices' own links (bytes/s), float64 [devices].
-        latency: time of each device before the first byte leaves (s), float64 [devices].
+        latency: one-way propagation delay of each device (s), float64 [devices].
         transport: the protocol, and the streams of its draws.
         edge_latency: latency between each edge server and the server (s), float64 [edge servers].
         edges: each device's edge server, int64 [devices]; None without edge servers.
@@ -206,7 +206,10 @@ class Endpoints(ABC):
         raise SimulationError(f"there is no cell {place}: the network has none")
 
     def latency_s(self, source: int, destination: int) -> float:
-        """Return the delay before a flow's first byte leaves (s), rounded to the clock's ticks.
+        """Return the one-way latency (propagation delay) between two endpoints (s), in clock ticks.
+
+        A flow waits this time once at its start, before its bytes use any link. It is the
+        scenario's value; ``Network.present_latency_s`` also follows traces.
 
         Args:
             source, destination: IDs of the endpoints.
@@ -248,7 +251,9 @@ class Endpoints(ABC):
     def nominal_s(
         self, device: int, direction: Direction, size: float, *, near: bool = False
     ) -> float:
-        """Return how long a device's message takes if only its own link limits the rate (s).
+        """Return how long a device's message takes if only the device's own link limits the rate (s).
+
+        The time includes the latency and a slow start.
 
         Args:
             device: index of the device.
@@ -268,6 +273,9 @@ class Endpoints(ABC):
         self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
     ) -> Floats:
         """Return how long a message of each device takes if no other flow runs (s), [devices].
+
+        The time includes the latency and a slow start. The rate is ``lone_rates`` to and from the
+        server, and the rate of the device's own link to and from an edge server (``near``).
 
         Args:
             direction: the direction of the messages.
@@ -299,7 +307,7 @@ class Endpoints(ABC):
             devices: slice of the devices; all by default.
 
         Returns:
-            Rates (bytes/s), float64 [devices].
+            Least rate of the links on each route (bytes on the wire/s), float64 [devices].
         """
         start, stop, step = devices.indices(self.devices)
         indices = np.arange(start, stop, step)

@@ -67,8 +67,8 @@ class Sharing(Protocol):
 
         Args:
             flow_id: ID of the flow.
-            size: bytes of the whole flow on the wire, as in ``enter``, also if some are sent already.
-                Rules such as ``StarDirection`` remove the flow, and enter it again with the new cap.
+            size: bytes of the whole flow on the wire, sent bytes included, as in ``enter``. Rules
+                that remove the flow and call ``enter`` again need it, such as ``StarDirection``.
             cap: the new highest rate (bytes/s).
             now: the time (s).
         """

@@ -39,25 +39,29 @@ _STANDSTILL = 1
 class Network(RunningFlows):
     """Network of flows between any two endpoints, which share links by weighted max-min fairness.
 
-    A flow is a transfer of bytes. A user's network is a subclass that defines ``route``, the links
-    between two endpoints. Sizes and sent bytes count payload; rates and capacities count all bytes
-    on the wire. In slow start, a flow's window caps its rate and doubles every round trip, until a
-    round trip in which it did not limit the flow. A flow whose exact end is at or before the present
-    time has ended.
+    A user's network is a subclass that defines ``route``, the links between two endpoints. A flow is
+    a transfer of bytes from one endpoint to another:
+
+    * It first waits for its latency, in which it uses no link.
+    * With slow start, its window then caps its rate. The window doubles every round trip, and is
+      removed at the end of the first round trip from which on it would no longer limit the flow.
+    * It ends when its last byte has arrived. A flow whose exact end is at or before the present time
+      has ended.
+
+    Sizes and sent bytes count payload. Rates and capacities count all bytes on the wire.
 
     Args:
         simulation: the clock.
         links: name -> capacity of each shared link (bytes/s), which may be infinite.
         down, up: rates of the devices' own links (bytes/s), above 0, which may be infinite; float64
             [devices].
-        latency: time of each device before the first byte leaves (s), during which no link is used;
-            float64 [devices].
+        latency: one-way propagation delay of each device (s), float64 [devices].
         transport: the protocol, and the streams of its draws.
         edge_latency: latency between each edge server and the server (s); float64 [edge servers].
         edges: each device's edge server, int64 [devices]; None without edge servers.
         hosts: names of other endpoints than server, devices and edge servers; without latency.
-        sharing: function that makes a sharing rule without flows: the object that computes how flows
-            share links.
+        sharing: class or function without arguments that returns a new sharing rule, the object that
+            computes the rates of the flows on the links.
 
     Attributes:
         overhead: bytes on the wire for each byte of payload.
@@ -266,8 +270,8 @@ class Network(RunningFlows):
 
         Args:
             link: name of the link.
-            rate: the new rate (bytes/s), 0 allowed; None ends an earlier limit, so that the link has
-                the rate of the scenario again.
+            rate: the new rate (bytes/s), 0 allowed; for a link with a trace, an upper bound. None
+                ends an earlier limit, so that the link has the rate of the scenario or trace again.
         """
         self._advance(self._simulation.now)
         if rate is None:

@@ -13,20 +13,20 @@ UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
 
 @saved()
 class QueuedLinks:
-    """Rates and queue lengths of the shared links of a ``LinkComponent``, by link number from 1.
+    """Rates and sizes of queues of the shared links of a ``LinkComponent``, by link number from 1.
 
     Number 0 is a link of unlimited rate, with which shorter routes are padded.
 
     Args:
-        rules: lengths of queues, and whether a route's first link makes senders wait when its
-            queue would overflow.
+        rules: sizes of queues, and whether a route's first link makes senders wait when its queue
+            would overflow.
 
     Attributes:
         names: name -> number.
         capacity: rates (bytes/s), float64 [links].
-        length: lengths of queues (bytes), float64 [links].
-        levels: the links in groups, by their furthest position on any flow's route; a time step
-            serves one group after the other. Set by ``group``.
+        length: most bytes that the queue of each link can hold, float64 [links].
+        levels: the links in groups, which a time step serves one after the other. The group of a
+            link is the greatest position that the link has on any flow's route. Set by ``group``.
         grouped: count of flows, the first ones, whose links are in ``levels``; 0 if ``levels`` must
             be computed anew.
         never_full: numbers of links that make senders wait instead of dropping packets, int64 [n].
@@ -59,10 +59,10 @@ class QueuedLinks:
         return number
 
     def length_at(self, name: str, rate: float) -> float:
-        """Return the length of the queue that a link would have with a given rate (bytes).
+        """Return how many bytes the queue of a link could hold at most if the link had a given rate.
 
-        The rules may give the length as a time, in which the link sends a full queue. At rate 0, an
-        outage, the queue keeps its present length.
+        The rules give this size in bytes, or as a time that is multiplied by the rate. At rate 0, an
+        outage, the queue keeps its present size.
 
         Args:
             name: name of a known link.
@@ -73,16 +73,22 @@ class QueuedLinks:
         return self._rules.length(name, min(rate, UNLIMITED))
 
     def length_of(self, name: str) -> float:
-        """Return the length of a known link's queue (bytes)."""
+        """Return how many bytes the queue of a known link can hold at most."""
         return self.length.item(self.names[name])
 
     def has(self, name: str, rate: float, length: float) -> bool:
-        """Return whether a link has exactly this rate (bytes/s) and queue length (bytes)."""
+        """Return whether a link has exactly this rate and this size of its queue.
+
+        Args:
+            name: name of a known link.
+            rate: the rate (bytes/s).
+            length: most bytes that the queue can hold.
+        """
         number = self.names[name]
         return bool(self.capacity[number] == rate and self.length[number] == length)
 
     def join(self, others: "QueuedLinks") -> Ints:
-        """Add other links, with their rates and lengths of queues.
+        """Add other links, with their rates and sizes of queues.
 
         Args:
             others: the other links.
@@ -131,7 +137,7 @@ class QueuedLinks:
 
         Args:
             route: numbers of each flow's links, padded with 0, int64 [flows, hops].
-            lasts: position of the last link of each route, int64 [flows].
+            lasts: position of the last link of each route, from 0, int64 [flows].
         """
         hops = route.shape[1]
         if hops != self._hops:

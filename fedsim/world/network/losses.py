@@ -92,8 +92,8 @@ class RandomLosses:
             key: seed of the flow's draws.
 
         Returns:
-            A draw (bytes), whose negative is the flow's first credit: the expected loss in queues at
-            which the flow loses its first packet there.
+            A drawn amount (bytes). The caller sets the flow's first credit to minus this amount;
+            ``choose_drops`` explains credits.
         """
         self._keys.append(key)
         self._on_links = append_row(self._on_links, 0)

@@ -60,7 +60,10 @@ class PresentRates(Endpoints):
         return min(rate, self.limits.get(link, math.inf))
 
     def present_latency_s(self, source: int, destination: int) -> float:
-        """Return the present delay before a flow's first byte leaves (s), in whole clock ticks.
+        """Return the present one-way latency (propagation delay) between two endpoints (s), in ticks.
+
+        It is ``latency_s``, changed by traces of latencies. A flow waits this time once at its
+        start, before its bytes use any link.
 
         Args:
             source: ID of the sender.

@@ -143,12 +143,14 @@ class Protocol(Spec):
     def sending_s(self, size: Any, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
         """Return how long flows take to send if they share no link with another flow (s), [flows].
 
-        In slow start, round trip k (from 0) carries w 2^k bytes, where w is the first window. Slow
-        start ends when a round trip carries as many bytes as the flow's rate allows.
+        The latency before the first byte is not included. Without slow start the time is that of
+        all bytes, headers included, at ``rate``. In slow start, round trip k (from 0) carries w 2^k
+        bytes, where w is the first ``window``. From the first round trip on that could carry
+        ``rate`` x ``round_trip`` bytes, the flow sends at ``rate``.
 
         Args:
             size: payloads (bytes), [flows].
-            rate: rates (bytes/s), [flows].
+            rate: rates of the links (bytes on the wire/s), [flows].
             round_trip: round trips (s), [flows].
         """
         wire = size * self.overhead
@@ -179,7 +181,7 @@ class Fluid(Protocol):
 
 
 class QueueLength(Spec):
-    """Length of a link's queue, as a time at the link's rate or as bytes.
+    """Size of a link's full queue, as a time or as bytes; exactly one is given.
 
     Attributes:
         time: time in which the link sends a full queue.
@@ -213,9 +215,10 @@ class Tcp(Protocol):
             packets that do not fit (docs/time.md).
         control: congestion control: ``cubic`` (RFC 9438), ``reno`` (RFC 5681) or ``bbr`` (version
             1; draft-cardwell-iccrg-bbr-congestion-control-00).
-        queue: length of each link's queue; by default 100 ms at the link's rate, a round trip of
-            the internet (Villamizar and Song, 1994).
-        queues: lengths of single links' queues by name, such as ``server up`` or ``device 3 down``.
+        queue: size of each link's full queue; by default the bytes that the link sends in 100 ms, a
+            round trip of the internet (Villamizar and Song, 1994).
+        queues: sizes for single links, which replace ``queue``: name of the link, such as ``server
+            up`` or ``device 3 down`` -> size.
         hystart: whether slow start ends when the round trip rises (HyStart).
         pacing: whether senders spread a window over its round trip, at a rate of two windows a round
             trip in slow start and 1.2 windows later (Linux with the queue ``fq``, or where BBR is

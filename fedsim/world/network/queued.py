@@ -111,7 +111,7 @@ class QueuedFlows:
         return int(np.flatnonzero(self._id == flow_id)[0])
 
     def queued(self) -> Iterator[tuple[str, float, float]]:
-        """Yield name, present bytes in the queue, and length of the queue (bytes) of each link."""
+        """Yield for each link its name, the present bytes in its queue, and the bytes of a full queue."""
         backlog = self._backlog()
         for name, number in self.links.names.items():
             yield name, backlog.item(number), self.links.length.item(number)

@@ -93,10 +93,10 @@ class Queueing:
         sent: float = 0.0,
         route: Route = (),
     ) -> None:
-        """Add a flow of a new connection, with the least possible round trip.
+        """Add a flow of a new connection, with a round trip of ``LEAST_STEP_S``, a time step.
 
-        ``cap``, ``weight`` and ``sent`` are ignored. ``Network`` calls ``begin`` instead, which
-        takes a connection and its round trip.
+        ``cap``, ``weight`` and ``sent`` are ignored. ``Network`` does not call this method of the
+        interface ``Sharing``, but ``begin``, which takes the endpoints and the round trip.
         """
         # no other flow has these endpoints, so its connection is new
         self.begin(flow_id, size, now, route, round_trip=0.0, ends=(flow_id, flow_id))
@@ -116,7 +116,7 @@ class Queueing:
                 self._set_link(component, link, capacity, length, now)
 
     def set_rate(self, link: str, rate: float, now: float) -> None:
-        """Change the rate of a link, and keep the length of its queue (bytes).
+        """Change the rate of a link, and keep the most bytes that its queue can hold.
 
         Args:
             link: name of the link; links without a flow are ignored.
@@ -154,11 +154,11 @@ class Queueing:
             component.set_loss(flow_id, at_sender, at_receiver)
 
     def set_round_trip(self, flow_id: int, round_trip: float, now: float) -> None:
-        """Change the round trip time of a flow, as the latency of a link on its route has changed.
+        """Change the round trip time of a flow, as the latency of its sender or receiver has changed.
 
         Args:
             flow_id: ID of the flow.
-            round_trip: round trip on empty links (s).
+            round_trip: round trip time if all queues are empty (s).
             now: the time (s).
         """
         component = self._component_of(flow_id)
@@ -248,7 +248,7 @@ class Queueing:
         return self._component_of(flow_id).rate(flow_id)
 
     def queued(self) -> dict[str, tuple[float, float]]:
-        """Return link name -> (bytes that wait in the link's queue, length of a full queue (bytes))."""
+        """Return link name -> (bytes that wait in the link's queue, bytes of a full queue)."""
         queues: dict[str, tuple[float, float]] = {}
         for component in self.components:
             for name, waiting, length in component.queued():

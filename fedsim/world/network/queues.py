@@ -24,9 +24,9 @@ class QueueingRules:
         control: congestion control.
         packet: a full packet on the wire (bytes).
         initial_window: window of a new connection (segments).
-        queue_s: length of queues as the time in which a link sends a full queue (s); or None.
-        queue_bytes: length of queues (bytes), if ``queue_s`` is None; otherwise None.
-        queues: link name -> (``queue_s``, ``queue_bytes``), for links with another length.
+        queue_s: size of queues as the time in which a link sends a full queue (s); or None.
+        queue_bytes: bytes of a full queue, if ``queue_s`` is None; otherwise None.
+        queues: link name -> (``queue_s``, ``queue_bytes``), for links whose queue has another size.
         hystart: whether slow start ends when the round trip rises.
         pacing: whether senders spread a window over its round trip.
         holds_back: whether a full queue at the first link of a route makes senders wait, instead of
@@ -44,11 +44,11 @@ class QueueingRules:
     holds_back: bool
 
     def length(self, link: str, capacity: float) -> float:
-        """Return the length of a link's queue (bytes).
+        """Return how many bytes the queue of a link can hold at most, 2 packets or more.
 
         Args:
-            link: name of the link, which may have a length of its own.
-            capacity: rate of the link (bytes/s), by which a length in seconds is multiplied.
+            link: name of the link, which may have an entry in ``queues``.
+            capacity: rate of the link (bytes/s), by which a size in seconds is multiplied.
         """
         seconds, size = self.queues.get(link, (self.queue_s, self.queue_bytes))
         length = capacity * seconds if seconds is not None else size
@@ -80,7 +80,11 @@ class Level:
     is_last: Flags
 
     def followed_by(self, others: "Level") -> "Level":
-        """Return a group with these flows, followed by ``others``: flows with higher indices."""
+        """Return a group with the pairs of both groups, the pairs of ``others`` last.
+
+        Args:
+            others: group of the same position, whose flows have higher indices.
+        """
         if not len(others.flows):
             return self
         return Level(
@@ -111,14 +115,14 @@ class StepPlan:
         waiting, arriving: bytes in the queue of each link of a route, and between it and the next
             link, at the end of the step; float64 [flows, hops].
         growth: growth of the senders' congestion windows in the step.
-        ends: end of each flow (s); infinity for flows that go on.
-        parts: fraction of the step in which the bytes of each flow move, above 0, at most 1; 1
-            for flows that do not end in the step. None if no flow ends.
+        ends: end of each flow (s); infinity for flows that do not end in the step.
+        parts: fraction of the step in which the bytes of each flow move, above 0, at most 1. It is
+            below 1 for flows that end before the end of the step. None if no flow ends in the step.
         is_held: whether the first link of a flow makes its sender wait, bool [flows].
         acked: bytes that are acknowledged at the end of the step; None if the step is so long that
             they depend on deliveries within the step.
-        is_look: whether a long step, until the next end of a flow, was tried when this step was
-            planned; it is tried again only some steps later.
+        is_look: whether a long step, until the next end of a flow, was first tried and found
+            impossible. To save time, a long step is tried again only some steps later.
         draws_on_links, draws_in_queues: counts of random draws of losses so far, this step included,
             int64 [flows].
     """

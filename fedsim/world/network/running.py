@@ -22,8 +22,8 @@ class RunningFlows(PresentRates):
     Args:
         simulation: the clock.
         built: the links, latencies and endpoints.
-        sharing: function that makes a sharing rule without flows: the object that computes how flows
-            share links.
+        sharing: class or function without arguments that returns a new sharing rule, the object that
+            computes the rates of the flows on the links.
     """
 
     def __init__(

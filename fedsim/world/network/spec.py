@@ -81,12 +81,13 @@ class SharedLink(Spec):
 
 
 class DeviceLinks(Spec):
-    """Link of each device in each direction, and the latency before a transfer's first byte.
+    """Table ``network.device``: rates, latency and losses of the devices' own links.
 
     Attributes:
         down: rate to the device.
         up: rate from the device.
-        latency: time before the first byte leaves (s), each way.
+        latency: one-way propagation delay (s), equal for both directions. Each transfer waits it
+            once at its start, before its bytes use any link; a round trip has it twice.
         loss: share of the packets that are lost on the device's own link, each way; counts with
             ``protocol.model = "window"`` alone.
     """
@@ -263,8 +264,9 @@ class NetworkModel(Spec):
             streams: random streams; draws are from those named ``world/...``, which are equal for all
                 strategies.
             devices: number of devices.
-            rates: rates down and up (bytes/s) in place of the rates of ``device``, and latencies
-                (s) if ``device`` has no latency; None for the values of ``device``.
+            rates: rates down and up of each device (bytes/s), in place of ``network.device.down``
+                and ``up``. A third array has latencies (s), which count if
+                ``network.device.latency`` is 0. None: all values are from ``network.device``.
             root: folder of data files; None for the working directory.
         """
         columns = self.columns(streams, devices, rates, root)
@@ -280,11 +282,15 @@ class NetworkModel(Spec):
     ) -> AccessColumns:
         """Draw rates down and up (bytes/s) and latency (s) of the devices; float64 [devices] each.
 
+        The values are drawn from the distributions of the scenario's table ``network.device``. A
+        value that follows a trace is the mean of the trace over time.
+
         Args:
-            streams: random streams; draws are from those named ``world/...``.
+            streams: random streams; draws are from streams named ``world/...``.
             devices: number of devices.
-            rates: rates down and up (bytes/s) in place of the rates of ``device``, and latencies
-                (s) if ``device`` has no latency; None for the values of ``device``.
+            rates: rates down and up of each device (bytes/s), in place of ``network.device.down``
+                and ``up``. A third array has latencies (s), which count if
+                ``network.device.latency`` is 0. None: all values are from ``network.device``.
             root: folder of data files; None for the working directory.
         """
 

@@ -46,22 +46,25 @@ def _in_units(rate: float) -> Units:
 @saved()
 @dataclass(slots=True, eq=False)
 class Tier:
-    """Group (tier) of flows of a star network with equal highest rates (caps), which run at one rate.
+    """Flows of a star network with one highest rate (cap) per unit of weight, and so with one rate.
 
-    Rates are per unit of a flow's weight. The tier's clock counts the bytes per unit of weight that
-    each of its flows sends. If the flows run below their cap (free), the tier's clock reads V +
-    ``clock``, where V is the virtual clock of all free flows. Otherwise it reads ``clock`` +
-    ``rate`` x (t - ``since``) at time t.
+    All rates and bytes are per unit of a flow's weight. The tier has a clock, which counts the bytes
+    that each of its flows has sent:
+
+    * If the flows are free (run below their cap), the clock reads V + ``clock``. V is the virtual
+      clock of all free flows of the star, which ``StarDirection`` advances.
+    * Otherwise the clock reads ``clock`` + ``rate`` x (t - ``since``) at simulated time t.
 
     Attributes:
-        cap, rate: the highest rate, in units of 2^-40 bytes/s (an integer, or infinity) and in
-            bytes/s.
+        cap: the highest rate, in units of 2^-40 bytes/s: an integer, or infinity.
+        rate: the highest rate in bytes/s.
         is_free: whether the flows run below their cap.
-        clock, since: parameters of the clock's reading (bytes per unit of weight, and s).
-        flows: heap of (end on the clock, flow ID). Entries of flows that have left may remain below
-            its top.
+        clock: constant in the clock's reading (bytes).
+        since: time from which the clock of capped flows counts (s).
+        flows: heap of (reading of the clock at the flow's end, flow ID). Entries of flows that have
+            left may remain below its top.
         count, weight: count of the flows, and their total weight in units of 2^-40.
-        end: end of the first flow to end, on the clock V if the flows are free, else in time (s).
+        end: end of the first flow to end: a reading of V if the flows are free, else a time (s).
     """
 
     cap: Units
@@ -83,8 +86,8 @@ class Tier:
 class StarFlow:
     """State of a running flow of a star network.
 
-    Flows with the same highest rate (cap) form a tier. The clock of a tier counts the bytes that a
-    flow of weight 1 in this tier sends (the virtual time of fair queueing).
+    Flows with the same highest rate (cap) per unit of weight form a tier. The clock of a tier counts
+    the bytes that a flow of weight 1 in this tier sends (the virtual time of fair queueing).
 
     Attributes:
         tier: the tier to which the flow belongs.

@@ -25,7 +25,7 @@ class Bottlenecks:
         rates: rate of the link (bytes/s), float64.
         waiting: bytes of the flow in the link's queue, float64.
         elsewhere: bytes of the flow in other queues, float64.
-        lengths: length of the link's queue (bytes), float64.
+        lengths: most bytes that the link's queue can hold, float64.
     """
 
     positions: Ints

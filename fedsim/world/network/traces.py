@@ -268,7 +268,7 @@ class LinkTraces:
             now: the time (s).
 
         Returns:
-            Those of the names that have a trace and had no flow before.
+            The names in ``links`` that have a trace, and that no other running flow uses.
         """
         first_used: list[str] = []
         for link in links:

@@ -38,11 +38,13 @@ class Windows:
         return self._rates.get(flow, math.inf)
 
     def start(self, flow: int, link_rate: float, round_trip: float, now: float) -> None:
-        """Open the first window of a flow, if it limits the flow more than its own link does.
+        """Open the first window of a flow, if the window allows a lower rate than ``link_rate``.
+
+        The window allows its size divided by ``round_trip``.
 
         Args:
             flow: ID of the flow.
-            link_rate: rate of the flow's own link (bytes/s).
+            link_rate: least rate of the devices' own links on the flow's route (bytes/s).
             round_trip: time from a packet to its acknowledgement (s).
             now: the present time (s).
         """
