@@ -71,7 +71,8 @@ class DirectProcess(Signal, simpy.Process):
     """SimPy process that starts and ends without events in the schedule, which saves time.
 
     ``begin`` starts its generator; before ``begin``, the process cannot be interrupted. An exception
-    in the generator is raised in the code that continued it.
+    in the generator is raised by the call that continued the generator: ``begin``, or the call that
+    processed the event for which the process waited.
     """
 
     env: "Environment"
@@ -343,8 +344,8 @@ class Environment(simpy.Environment):
         """Schedule a call of a function at the present time.
 
         Events of the present time that have an earlier priority, or the same priority and an
-        earlier place in the schedule, come before the call. The call has no name and cannot be
-        cancelled, and takes less time than an alarm.
+        earlier place in the schedule, come before the call. The call has no name, cannot be
+        cancelled, and is faster to compute than an alarm.
 
         Args:
             ring: the function, without arguments.

@@ -95,11 +95,11 @@ class WorkerProcess:
     ) -> "Answer":
         """Call a function in the process, and wait for its outcome.
 
-        The process first receives the placed objects (see ``placed``) that it does not have yet.
+        The process first receives the objects of ``placed`` that it does not have yet.
 
         Args:
-            placed: all objects that are sent only once per process, in the order in which they were
-                given to ``place``. An object may refer to earlier ones.
+            placed: all objects that are sent to a process only once, in the order in which they were
+                given to ``Executor.place``. An object may refer to earlier objects.
             function: the function.
             args: its arguments.
 

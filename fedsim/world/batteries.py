@@ -170,10 +170,14 @@ class Batteries:
 
     A battery of infinite capacity is ignored. A record ``battery`` is emitted when a task begins or
     ends, when a device runs flat while its radio is still awake after a task, and at the end of the
-    run for each device that had a task. Its fields are the ``level`` (J), the energy since the
-    device joined that was ``charged``, drawn as ``idle`` power and ``drawn`` for tasks (J), whether
-    the battery is ``flat``, and ``path``, the breakpoints [time, level] since the device's last
-    record. A breakpoint is a time at which the power changes.
+    run for each device that had a task. The record has these fields:
+
+    * ``level``: energy in the battery (J).
+    * ``charged``, ``idle``, ``drawn``: energy since the device joined that was charged, drawn as idle
+      power, and drawn for tasks (J).
+    * ``flat``: whether the battery is flat.
+    * ``path``: the breakpoints [time (s), level (J)] since the device's last record. A breakpoint is
+      a time at which the power changes.
 
     Args:
         simulation: the clock.
@@ -237,7 +241,8 @@ class Batteries:
     def next_up(self, device: int, time: float) -> float:
         """Return the first time (s), not before ``time``, at which an idle device is not flat.
 
-        If there is no such time up to the end of the run, the result is a later time or infinity.
+        If the device stays flat up to the end of the run, the result is a time after the end, or
+        infinity.
         """
         has_load = device in self._loads  # while the device has a task
         if not self.has(device) or (has_load and not self._points[device, _FLAT]):
@@ -319,7 +324,8 @@ class Batteries:
         """Return the time (s) at which a device runs flat during its step, up to ``until`` (s).
 
         The result is infinity if the device does not run flat by ``until``. It is also infinity if
-        the device was flat when its task began, because such a task ends as ``lost`` at once.
+        the device was flat when its task began. Such a device is disconnected from the start, so
+        that the task ends at once with the outcome ``lost``, not ``battery``.
         """
         if self._loads[device].was_flat:
             return math.inf
@@ -517,10 +523,10 @@ class Batteries:
     def update(self, device: int, moved: float = 0.0) -> None:
         """Update a battery to the present time: subtract the energy drawn since its last update.
 
-        The energy of transferred bytes is spread evenly over the time since the last update. There
-        is one exception: if the battery may be flat before the end of the message, the power of the
-        step contains the bytes already, at the rate that ``predict`` stored. Then only the energy
-        by which the transferred bytes differ from this rate is subtracted, at the present time.
+        The energy of the bytes that were transferred since the last update is drawn evenly over the
+        time since then. A battery that may be flat before the end of the message
+        (``Load.is_at_risk``) has drawn the energy of bytes at the predicted rate ``Load.rate``
+        instead. The difference to the transferred bytes is then subtracted at the present time.
 
         Args:
             device: index of the device.

@@ -47,7 +47,8 @@ class DeviceKind(Spec):
     Attributes:
         flops, flops_share: peak FLOP/s at float32 of the processor that trains, and the share
             that training reaches.
-        gpu: whether the processor is a GPU, which reads the data of an operation only once.
+        gpu: whether the processor is a GPU; the times of a CPU include additional passes over the
+            data of an operation.
         arm: whether the processor has ARM cores, for which torch has other kernels.
         bandwidth, bandwidth_share: peak bytes/s of its memory, and the share that training reaches.
         memory, memory_share: its memory (bytes), and the share that a training may take.

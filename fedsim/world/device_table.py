@@ -200,8 +200,10 @@ class DeviceTable:
     def devices(self, devices: int) -> list[int]:
         """Return the device index of each row, [rows], by the column that names devices.
 
-        The names may be the indices of devices. Otherwise there must be as many different names as
-        devices, none of them ``0``. They are numbered in natural order ("c2" comes before "c10").
+        If each name is a number from 0 to ``devices`` - 1, it is the index, and devices may be
+        missing. Otherwise there must be as many different names as devices, which are numbered in
+        natural order ("c2" comes before "c10"). None of these may be ``0``, because a name ``0``
+        shows that the names are meant as indices.
 
         Args:
             devices: count of devices.

@@ -100,9 +100,11 @@ class EpochTimer:
     def look_ahead(self, task: Task) -> None:
         """Compute the end of a task's running computation, and set the alarm for it.
 
-        If the end is too far away to be computed, the alarm calls this method again at an earlier
-        time. The time between two calls doubles, since in most cases a deadline comes before the
-        end.
+        A training that would contain thousands of slow phases (``population.slow_phases``) is not
+        computed to its end at once. Phases are then drawn only up to ``EpochTimes.reach_s`` seconds
+        from the begin of the step. If the computation does not end by then, the alarm calls this
+        method again at that time. Each further call draws phases for twice the time that has passed
+        since the begin of the step.
 
         Args:
             task: the task.

@@ -51,7 +51,9 @@ class EpochTimes:
         devices: count of devices.
 
     Attributes:
-        reach_s: longest time ahead for which ends of epochs can be computed (s).
+        reach_s: time from the begin of a training for which ``EpochTimer`` first computes ends of
+            epochs (s), 2,000 mean cycles of a normal and a slow phase; infinity if devices have no
+            slow phases. The limit saves drawing phases that a deadline cuts off.
     """
 
     def __init__(

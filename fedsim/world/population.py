@@ -42,8 +42,9 @@ class Population:
             1 for devices that are no stragglers.
         rooflines: training times of kinds of devices, instead of ``speed`` and ``cost``.
         flops: FLOP/s that each device reaches, float64; None if unknown.
-        share_of: function of the two parts of ``Training.cut`` (a smaller model) that returns the
-            cost of training this model on a sample, relative to the whole model; set by ``Run``.
+        share_of: function of the fields of ``Training.cut`` that returns the cost of training the
+            cut, smaller model on a sample, relative to the whole model. The fields are ``by``, the
+            way in which the model is cut, and ``size``. Set by ``Run``.
         batching: division of an epoch's samples into batches; set by ``Run``.
         own: local trainings that differ by device; None if all devices train alike.
         trainable: count of devices that may train, the first ones.

@@ -49,7 +49,8 @@ def operations_s(
 ) -> float:
     """Compute the time (s) of a pass (forward, or forward and backward) over one batch.
 
-    By the roofline rule, an operation takes the longer of its arithmetic and its memory traffic.
+    By the roofline rule, an operation takes the longer of its arithmetic and its memory traffic. On
+    a CPU, the time of additional passes over the operation's data is added.
 
     Args:
         operations: the operations of the pass.
@@ -389,7 +390,8 @@ class Rooflines:
     def groups(self, samples: Ints, sizes: Ints | None = None) -> Iterator[AlikeDevices]:
         """Yield the devices in groups, in each of which the usual trainings need equal memory.
 
-        The devices of a group are of one kind, and have equal batch sizes and largest batches.
+        The devices of a group are of one kind and have equal batch sizes. The largest batches of
+        their samples are equal too: these are smaller if a device has few samples.
 
         Args:
             samples: count of samples of each device, int64 [devices].

@@ -85,6 +85,7 @@ class MessageSlots:
     def restore(self, state: SlotsState) -> None:
         """Restore which tasks have a slot or wait for one, when a run is resumed.
 
-        The tasks request their slots again when the restored process calls ``add``.
+        The tasks request their slots again in ``add``, which the restored process of the world
+        calls by ``World.queue``.
         """
         self._lines = state["lines"]

@@ -407,7 +407,7 @@ class EnergySpec(Spec):
             The meter, with the drawn coefficients of each device.
 
         Raises:
-            ScenarioError: ``edge`` is given, and the network has no cells, as a star.
+            ScenarioError: ``edge`` is given for a network without cells, such as a star.
             DataError: a file is missing or malformed.
         """
         devices = context.devices

@@ -75,7 +75,7 @@ class CostsSpec(Spec):
             context: the world in which the meter counts.
 
         Raises:
-            ScenarioError: there are prices ``edge``, and the network has no cells, as a star.
+            ScenarioError: prices ``edge`` are given for a network without cells, such as a star.
         """
         if self.edge is not None and context.places is None:
             raise ScenarioError(

@@ -67,8 +67,9 @@ class Effects(Protocol):
 class Holds:
     """Register of the effects of all processes, such as slower links and switched-off devices.
 
-    Effects of several processes on one link or device are combined, and applied to the network, the
-    tasks and the messages.
+    Effects of several processes on one link or device are combined: a link has the lowest of its
+    limits, and a device's speed is multiplied by all factors. The result is applied to the network,
+    the tasks and the messages.
 
     Args:
         processes: the manager of the processes.

@@ -58,8 +58,8 @@ class ProcessServices(Effects, Protocol):
         """Return the saved message or computation that a process of a resumed run begins again.
 
         Args:
-            number: index of the process in the scenario's list; the length of the list
-                for code outside of it.
+            number: index of the process in ``[world] processes``; the length of this list for a
+                process that is started from Python.
             call: name and arguments of the method that the process calls.
 
         Returns:
@@ -70,8 +70,8 @@ class ProcessServices(Effects, Protocol):
         """Register a computation that a process starts on a device.
 
         Args:
-            process: index of the process in the scenario's list; the length of the list
-                for code outside of it.
+            process: index of the process in ``[world] processes``; the length of this list for a
+                process that is started from Python.
             state: arguments of ``ComputeActivity`` after ``on_end``.
         """
 
@@ -230,10 +230,11 @@ class World:
         samples: float = 0.0,
         seconds: float | str = 0.0,
     ) -> Activity:
-        """Start a computation on a device, in parallel to its task; the times of all work add up.
+        """Start a computation on a device, beside its task, which does not get slower.
 
-        Samples and FLOPs take time by the device's speed. Jitter, slow phases and ``slow`` change
-        the time of all of the work, a fixed time included.
+        The computation takes the sum of the times of ``work``, ``samples`` and ``seconds``. Samples
+        and FLOPs take time by the device's speed. Jitter, slow phases and ``slow`` change the whole
+        sum, a fixed time included.
 
         Args:
             device: a device, by number or by name.
@@ -370,8 +371,8 @@ class World:
         """Return a random generator, a function of this process, the arguments and the run's seed.
 
         Args:
-            purpose: name of the stream (``world/process/purpose``).
-            ids: integers that name the stream too, such as the index of a device.
+            purpose: purpose of the draws, such as ``failing``; processes may use equal purposes.
+            ids: integers that distinguish generators of one purpose, such as the index of a device.
 
         Returns:
             A generator at the start of its stream. Generators of calls with equal arguments give
@@ -421,7 +422,8 @@ class World:
 
         Args:
             link: name of the link, as in ``rate``.
-            rate: the rate (bytes/s) that replaces the link's own; 0 stops all flows on it.
+            rate: the rate (bytes/s) that replaces the scenario's rate of the link; 0 stops all flows
+                on it. A link that follows a trace has the lower of ``rate`` and the trace.
 
         Returns:
             The hold: a context manager, with ``end``.

@@ -57,8 +57,8 @@ class HostQueue(Protocol):
             task: the task.
 
         Returns:
-            Steps to carry out before the task's own: ``Queue`` if all workers are busy, and a pause
-            if workers take time to start.
+            Steps to carry out before the task's own steps: ``Queue`` if all workers are busy, and a
+            pause if workers take time to start.
         """
 
     def is_due(self, task: "Task") -> bool:
@@ -97,12 +97,15 @@ class ComputationTimer(Protocol):
     def look_ahead(self, task: "Task") -> None:
         """Compute the end of a task's running computation, and set the alarm for it.
 
-        If the end is too far away to be computed, the alarm calls this method again at an earlier
-        time.
+        If the computation would contain thousands of slow phases of its device, only a part of it is
+        computed now. The alarm then calls this method again at the end of this part.
         """
 
     def limit_of(self, task: "Task", limit: Limit) -> float:
-        """Return the time at which a limit ends the running step (s); infinity without a limit."""
+        """Return the simulated time at which a deadline or time budget ends the running step (s).
+
+        The result is infinity if ``limit`` has neither.
+        """
 
     def end(self, task: "Task", limit: Limit, cause: "Cause | None") -> dict[str, object]:
         """End the running computation of a task; return fields (by name) for its step's record."""
@@ -248,8 +251,9 @@ class Task:
         context: data that ``fedsim.federation`` attaches to the task; not used here.
         position, begun, step_start: index of the present step in ``steps``, whether that step has
             begun, and the time of its begin (s).
-        epochs, trained: count of valid local epochs of the last training, and of each training that
-            has ended.
+        epochs: count of epochs that the last training has completed; 0 if it completed too few, or
+            was undone, and the device reports the untrained model (``Limit.go_on``).
+        trained: the counts ``epochs`` of all trainings of the task that have ended, in order.
         samples, version: count of training samples on which the device computes, and the version of
             its data.
         epoch_ends: ends of the epochs of the running training or evaluation (simulated s).
