@@ -524,9 +524,9 @@ class Batteries:
         """Update a battery to the present time: subtract the energy drawn since its last update.
 
         The energy of the bytes that were transferred since the last update is drawn evenly over the
-        time since then. A battery that may be flat before the end of the message
-        (``Load.is_at_risk``) has drawn the energy of bytes at the predicted rate ``Load.rate``
-        instead. The difference to the transferred bytes is then subtracted at the present time.
+        time since then. If the battery may be flat before the end of the message
+        (``Load.is_at_risk``), the energy of bytes at the predicted rate ``Load.rate`` is drawn
+        instead, and the difference to the transferred bytes is subtracted at the present time.
 
         Args:
             device: index of the device.

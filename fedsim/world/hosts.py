@@ -141,9 +141,10 @@ class HostsState(TypedDict):
     """State of ``Hosts`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
-        cores: index of a host -> simulated time of its last update (s), and the host's counter: the
-            time (s, at full speed) that each of its running computations has advanced.
-        jobs: task ID -> begin and end of its running computation, as values of that counter (s).
+        cores: index of a host -> (simulated time of its last update (s), the host's counter at this
+            time). The counter is a virtual time (s), which advances as each running computation on
+            the host does: by 1 s per second at full speed, by less if computations share cores.
+        jobs: task ID -> begin and end of its running computation, as values of this counter (s).
         used: task ID -> core time of the ended computations of its running step (core seconds).
         pools: index of a host -> IDs of the tasks that have a worker, then of the tasks that wait
             for one.

@@ -22,7 +22,7 @@ class AcknowledgedFlows(QueuedFlows):
     links without propagation delay: the delay of both ways is in this round trip.
 
     Args:
-        rules: congestion control, lengths of queues and size of packets.
+        rules: congestion control, sizes of queues, and size of packets.
     """
 
     def __init__(self, rules: QueueingRules) -> None:

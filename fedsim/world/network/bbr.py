@@ -171,6 +171,8 @@ def note_round(
 ) -> None:
     """Store the delivery rates of BBR's round trips that end now; end ``STARTUP`` if they stagnate.
 
+    They stagnate if the bandwidth has not grown by 25 % for three round trips.
+
     Args:
         bbr: the estimates of all flows, which are changed.
         rows: indices of the flows whose round trip ends, [rows].
@@ -205,10 +207,17 @@ def note_round(
 def change_states(
     senders: Senders, bbr: BbrSenders, round_trip: Floats, in_flight: Floats, now: float
 ) -> None:
-    """Update BBR's least round trips, and the states that depend on time or on segments in flight.
+    """Update BBR's least round trips, and change the states of flows.
+
+    The changes depend on the time and on the segments in flight:
+
+    * Without a new least round trip for 10 s, a flow enters ``PROBE_ROUND_TRIP``.
+    * After ``probe_until`` it leaves this state, and its window is at least ``former_window`` again.
+    * It leaves ``DRAIN`` when the segments in flight are at most ``product`` + 1.
+    * In ``PROBE_BANDWIDTH`` it moves on to its next pacing gain when the present gain is over.
 
     Args:
-        senders: windows of the flows.
+        senders: windows of the flows; windows of flows that leave ``PROBE_ROUND_TRIP`` are changed.
         bbr: estimates and states of the flows, which are changed.
         round_trip: round trip of the segments that are acknowledged now (s), float64 [flows].
         in_flight: segments that are sent and not acknowledged, float64 [flows].

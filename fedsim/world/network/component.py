@@ -64,7 +64,7 @@ class LinkComponent(SteadyFlows):
     ``commit`` moves them up to a given time. It must be called before any flow or link is changed.
 
     Args:
-        rules: congestion control, lengths of queues and size of packets.
+        rules: congestion control, sizes of queues, and size of packets.
 
     Attributes:
         next_end: next time at which a flow or the step that ``plan`` computed ends (s); infinity

@@ -315,8 +315,8 @@ def pacing_rate(senders: Senders, growth: Floats, delay: Floats) -> Floats:
     """Return the rate at which each sender sends a window's segments (segments/s), float64 [flows].
 
     The rate is two windows per round trip while the window is below half the slow start threshold,
-    and 1.2 windows afterwards (Linux, ``tcp_update_pacing_rate``). The window is its mean in the
-    present step, at half of its growth. The round trip includes the time in queues.
+    and 1.2 windows afterwards (Linux, ``tcp_update_pacing_rate``). The window counts with half of its
+    growth in the present step. The round trip includes the time in queues.
 
     Args:
         senders: the flows.

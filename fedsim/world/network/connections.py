@@ -61,9 +61,10 @@ class Connections:
         """Return the congestion window and related values of a flow that begins.
 
         These are the values at the end of the last flow between the two endpoints, or the values of a
-        new connection. After an idle time of more than a timeout, the window is at most the initial
-        one (RFC 5681, section 4.1), and the slow start threshold at least three quarters of the
-        former window (RFC 2861). With BBR an idle time changes neither of them.
+        new connection. After an idle time of more than a timeout (``round_trip`` + 0.2 s), the
+        window is at most the window of a new connection (RFC 5681, section 4.1), and the slow start
+        threshold at least three quarters of the former window (RFC 2861). With BBR an idle time
+        changes neither of them.
 
         Args:
             ends: IDs of sender and receiver.

@@ -206,10 +206,10 @@ class Endpoints(ABC):
         raise SimulationError(f"there is no cell {place}: the network has none")
 
     def latency_s(self, source: int, destination: int) -> float:
-        """Return the one-way latency (propagation delay) between two endpoints (s), in clock ticks.
+        """Return the one-way latency (propagation delay) between two endpoints (s).
 
-        A flow waits this time once at its start, before its bytes use any link. It is the
-        scenario's value; ``Network.present_latency_s`` also follows traces.
+        It is the scenario's value, rounded to the clock's ticks; ``Network.present_latency_s`` also
+        follows traces. A flow waits this time once at its start, before its bytes use any link.
 
         Args:
             source, destination: IDs of the endpoints.

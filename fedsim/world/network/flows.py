@@ -43,8 +43,8 @@ class Network(RunningFlows):
     a transfer of bytes from one endpoint to another:
 
     * It first waits for its latency, in which it uses no link.
-    * With slow start, its window then caps its rate. The window doubles every round trip, and is
-      removed at the end of the first round trip from which on it would no longer limit the flow.
+    * With slow start, its window then caps its rate, and doubles every round trip. The window is
+      removed after a round trip in which it did not limit the flow, or if it would not when doubled.
     * It ends when its last byte has arrived. A flow whose exact end is at or before the present time
       has ended.
 

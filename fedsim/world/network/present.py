@@ -22,8 +22,8 @@ class PresentRates(Endpoints):
         limits: link name -> rate (bytes/s) to which a process of the world, such as an outage,
             limits the link. It replaces the scenario's rate; a link with a trace has the lower of
             limit and trace.
-        traces: values over time that rates, latencies and losses of links follow; None if all are
-            constant.
+        traces: values over time that rates, latencies and losses of links follow, a constant loss
+            above 0 included; None without traces.
     """
 
     def __init__(self, simulation: Simulation, built: Infrastructure) -> None:
@@ -60,10 +60,10 @@ class PresentRates(Endpoints):
         return min(rate, self.limits.get(link, math.inf))
 
     def present_latency_s(self, source: int, destination: int) -> float:
-        """Return the present one-way latency (propagation delay) between two endpoints (s), in ticks.
+        """Return the present one-way latency (propagation delay) between two endpoints (s).
 
-        It is ``latency_s``, changed by traces of latencies. A flow waits this time once at its
-        start, before its bytes use any link.
+        It is ``latency_s``, changed by traces of latencies, and rounded to the clock's ticks. A flow
+        waits this time once at its start, before its bytes use any link.
 
         Args:
             source: ID of the sender.

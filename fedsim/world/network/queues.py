@@ -121,7 +121,8 @@ class StepPlan:
         is_held: whether the first link of a flow makes its sender wait, bool [flows].
         acked: bytes that are acknowledged at the end of the step; None if the step is so long that
             they depend on deliveries within the step.
-        is_look: whether a long step, until the next end of a flow, was first tried and found
+        is_look: whether a long step, until the next end of a flow, was tried when this step was
+            planned. Then this step is the long step, or a short step because the long step was
             impossible. To save time, a long step is tried again only some steps later.
         draws_on_links, draws_in_queues: counts of random draws of losses so far, this step included,
             int64 [flows].

@@ -107,7 +107,7 @@ class RunningFlows(PresentRates):
         count = self._transfers.get(device, 0)
         self._transfers[device] = count + 1
         loss_key = self._streams.word("world/packet-loss", device, count)
-        # The rates of the begin determine the lengths of queues, so traces are applied only later.
+        # The rates of the begin determine the sizes of queues, so traces are applied only later.
         route_without_traces = [(name, self.limits.get(name, rate)) for name, rate in route]
         queues.begin(flow.id, flow.wire, now, route_without_traces, round_trip, ends, loss_key)
         if self.traces is None:

@@ -86,8 +86,8 @@ class DeviceLinks(Spec):
     Attributes:
         down: rate to the device.
         up: rate from the device.
-        latency: one-way propagation delay (s), equal for both directions. Each transfer waits it
-            once at its start, before its bytes use any link; a round trip has it twice.
+        latency: one-way propagation delay (s), equal for both directions. Each transfer waits for
+            this time once at its start, before its bytes use any link; a round trip has it twice.
         loss: share of the packets that are lost on the device's own link, each way; counts with
             ``protocol.model = "window"`` alone.
     """
@@ -207,7 +207,9 @@ class NetworkModel(Spec):
     def link_traces(
         self, streams: Streams, devices: int, root: Path | None, *, with_rates: bool = True
     ) -> LinkTraces | None:
-        """Return the values over time (traces) that links follow; None if all rates are constant.
+        """Return the values over time (traces) of rates, latencies and losses that links follow.
+
+        A constant loss above 0 counts as a trace of one value. The result is None without traces.
 
         Args:
             streams: random streams of the run.

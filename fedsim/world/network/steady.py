@@ -43,7 +43,7 @@ class SteadyFlows(AcknowledgedFlows):
     window and queue are so large that the link never idles.
 
     Args:
-        rules: congestion control, lengths of queues and size of packets.
+        rules: congestion control, sizes of queues, and size of packets.
     """
 
     def _plan_until_end(self) -> StepPlan | None:

@@ -153,7 +153,8 @@ class Assignment:
         """Return the trace that a link follows, and the link's position in it.
 
         Args:
-            link: index of the link: for a device's own link, the index of the device.
+            link: index of the link: for a device's own link, the index of the device; for a shared
+                link, its position in ``SharedLinks.names``.
         """
         number = link % len(self.traces)  # in turn, unless drawn
         if self.is_drawn:
