@@ -36,10 +36,11 @@ class Fitted(NamedTuple):
         world: the fitted world.
         rivals: worlds that explain the log about as well, with other rates of links; the fitted
             world is among them.
-        overhead: fixed part of each client's trainings (s), NaN if unknown; the speeds of ``world``
-            contain it; float64 [clients].
-        latency_is_known: whether latencies were given or fitted; if not, the rates of links contain
-            them.
+        overhead: part of a training's duration that does not depend on the samples, for each client
+            (s), NaN if unknown; float64 [clients]. ``world`` has no such part; its speeds are lower
+            instead.
+        latency_is_known: whether latencies were given or fitted. If not, they are 0 in ``world``,
+            and the rates of its links are lower instead.
         samples: samples per epoch of each client; float64 [clients].
         epochs: median count of epochs of a training.
         tasks: count of tasks to which each client was fitted; int64 [clients].

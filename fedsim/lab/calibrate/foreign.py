@@ -61,8 +61,8 @@ def read_logs(
         such logs.
 
     Raises:
-        DataError: the log is Flower's, or lacks a value that has no default, or a file cannot be
-            read.
+        DataError: the log is of Flower's server, which logs no times of clients; or a value is
+            missing and its argument is None; or a file cannot be read.
     """
     rows: pd.DataFrame | None
     try:

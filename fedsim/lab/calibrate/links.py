@@ -75,11 +75,15 @@ def find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floa
 class LinkSearch:
     """Search for the rates of all links in one direction that explain a log's transfers.
 
-    The links are the clients' own and the server's, which all transfers share. Several capacities
-    of the server's link are tried. For each, the clients' rates are changed until the transfers,
-    replayed in the simulator, take the logged times. The estimate is the capacity with the smallest
-    errors of the durations of transfers and of busy periods (times without a break between
-    transfers). It is infinite if no capacity has a much smaller error than an unlimited link.
+    Each client has a link of its own, and all transfers share the server's link. The steps are:
+
+    - Several capacities of the server's link are tried.
+    - For each capacity, the transfers are replayed in the simulator, and each client's rate is
+      changed until its transfers take the logged times.
+    - The error of a capacity is how much replayed and logged durations differ, of transfers and of
+      busy periods. A busy period is a time in which at least one transfer is always under way.
+    - The capacity with the least error is the estimate. It is infinite if an unlimited link has
+      hardly a greater error.
 
     Args:
         direction: ``down`` to the clients, ``up`` to the server.
@@ -159,13 +163,14 @@ class LinkSearch:
     ) -> bool:
         """Return whether given links explain the log's durations nearly as well as fitted links.
 
-        The error of the given links may exceed the error of the fitted links by 30 % plus a small
-        constant. The error is the mean relative difference of replayed and logged durations.
+        The error of links is the mean absolute difference of the logarithms of replayed and logged
+        durations. The error of the given links may be 30 % greater than the error of the fitted
+        links, plus 0.005.
 
         Args:
-            rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
-            capacity: capacity of the server's link (bytes/s).
-            fitted_rates: fitted rates (bytes/s); float64 [clients].
+            rates: given rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
+            capacity: given capacity of the server's link (bytes/s).
+            fitted_rates: fitted rates of the clients' links (bytes/s); float64 [clients].
             fitted_capacity: fitted capacity of the server's link (bytes/s).
         """
         error = self._replay_error(rates, capacity)

@@ -28,16 +28,20 @@ _DRAWS = 10  # count of draws of clients whose times an interval spans
 
 @dataclass(frozen=True)
 class Outlook:
-    """Predicted duration of a round if more or fewer clients take part than in the log.
+    """Predicted duration of a round in which more or fewer clients take part than in the log.
 
     ``fedsim calibrate`` fits worlds to a log; a world has the speeds and links of all clients.
-    Several worlds may explain a log, and the predicted duration differs between them.
+    Several worlds may explain the log. With another count of clients, their rounds differ in
+    duration. If the round has more clients than the log, the others are copies of the log's
+    clients. To see how much the clients matter, the round is also simulated with clients that are
+    drawn at random, from distributions fitted to the log's clients.
 
     Attributes:
         clients: count of clients in the round.
-        fitted: duration of the round (s) in the best world, with clients of the log.
-        fastest, slowest: shortest and longest duration of the round (s), over all worlds that
-            explain the log, and over clients of the log and clients drawn at random like them.
+        fitted: duration of the round (s) in the world that fits the log best, with the log's
+            clients and their copies.
+        fastest, slowest: shortest and longest duration of the round (s) over all worlds that
+            explain the log, each with the log's clients, and with ten draws of clients.
     """
 
     clients: int
@@ -104,11 +108,12 @@ def _held_out_error(log: Log, is_held_out: Flags, world: FittedWorld) -> float:
 def predict_outlooks(
     log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]
 ) -> Iterator[Outlook]:
-    """Yield the predicted times of rounds with half and twice as many clients as the last round.
+    """Yield predictions for a round with half, and with twice, as many clients as the last round.
 
-    Some or all clients that ended their task in the log's last round take part, and copies of them
-    if these are too few. The range from fastest to slowest also covers clients that are drawn from
-    a distribution which fits these clients.
+    The last round's clients are those that ended their task in it. The first half of them takes
+    part in the smaller round. In the larger round, each of them takes part as two clients. The
+    range from ``fastest`` to ``slowest`` also covers clients that are drawn from lognormal
+    distributions, fitted to the clients that take part.
 
     Args:
         log: the log. Nothing is yielded if its server is asynchronous.

@@ -197,13 +197,14 @@ def replay_rounds(
 
 
 def measure_update_rate(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0) -> float:
-    """Simulate an asynchronous server, and return its updates per second after a warm-up.
+    """Simulate an asynchronous server, and return how many updates it receives per second.
 
-    A client that ends its task is replaced by a random idle client.
+    A client that ends its task is replaced by a random idle client. The first updates, three for
+    each client at work, are not counted, because all clients at work begin at the same time.
 
     Args:
         world: the fitted world.
-        tasks: one task of each client, in order of clients.
+        tasks: one task of each client, in order of clients, which the client repeats.
         at_work: count of clients that work at the same time.
         seed: seed of the draws of clients and of the jitter of training times.
     """

@@ -51,11 +51,11 @@ class CommonLink(NamedTuple):
 def find_shared_link(
     steps: Steps, client: Ints, latency: Floats, begins: Ints
 ) -> CommonLink | None:
-    """Test whether all clients of a log share a link, and estimate its capacity.
+    """Test whether clients of a log share a link, and estimate its capacity.
 
-    The calibration calls it for each direction. A busy period is a time without a break between
-    transfers. The test uses busy periods in which at least three clients have one transfer each,
-    and all of these overlap.
+    The calibration calls this function for each direction. The test compares busy periods: times in
+    which at least one transfer is always under way. It uses those in which at least three clients
+    have exactly one transfer each, and all of these transfers overlap for long.
 
     Args:
         steps: transfers in one direction, in order of their starts.
@@ -65,7 +65,7 @@ def find_shared_link(
 
     Returns:
         The link; None if chance explains the transfers' durations, if these hardly vary, or if
-        there are fewer than four such busy periods.
+        there are too few such busy periods.
     """
     cohorts = _find_cohorts(steps, client, begins)
     if len(cohorts) < _LEAST_COHORTS:

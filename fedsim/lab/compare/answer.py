@@ -31,23 +31,23 @@ LineFigures = Sequence[Sequence[Values]]
 class WorldAnswer:
     """Result of a comparison for one world: which variant is the best, and what it costs.
 
-    A world is what compared runs share: devices, network and data. A line is a variant at a point
-    of the study's grid, or a single run; ``line_index`` is its index in the comparison.
+    A world is the devices, network and data that compared runs share. A line is a variant at a
+    point of the study's grid, or a single run; ``line_index`` is its index in the comparison.
 
     Attributes:
-        world: name that tells the world from the others, made of the study and grid values that all
-            its lines share; empty if there is only one world.
+        world: name of the world, made of the study and grid values that all its lines share and by
+            which it differs from other worlds; empty if there is only one world.
         target: the accuracy, or a metric's value, at which costs are compared; None if no line
             reached a target.
         rankings: rankings by the goal, then by time, bytes, joules and money to the target, then by
             accuracy. A measure of which no run has a value has no ranking.
         missed: lines that did not reach the target in all their runs: name, count of runs that
             reached it, count of runs.
-        cells: variant and grid values by which each line differs from the others, by index of the
-            line; lines with the same runs have one entry.
+        cells: dict from index of a line to the variant and grid values by which the line differs
+            from the others; lines with the same runs have one entry.
         bill: costs of the goal's best line, each with its mean over the runs; the goal is first.
-        unreached: targets that no line reached in any of its runs. Targets that only a study
-            declares are listed if all of them are unreached.
+        unreached: targets that no run of any line reached. If the user has named no targets, the
+            targets of the studies count, and this is empty once a run has reached one of them.
         unranked: name of the goal if no run has a figure for it, otherwise empty.
     """
 
@@ -100,7 +100,11 @@ class WorldAnswer:
 
     @property
     def where(self) -> str:
-        """Beginning of a sentence that names the world, such as "share 0.3: "; may be empty."""
+        """Beginning of a sentence that names the world, such as "share 0.3: ".
+
+        A world is the devices, network and data that compared runs share. Empty if there is only
+        one.
+        """
         return f"{self.world}: " if self.world else ""
 
     def target_prefix(self, ranking: Ranking) -> str:
@@ -127,8 +131,8 @@ class WorldAnswer:
     def order(self) -> list[int]:
         """Indices of the lines (variants or runs) to show in a short table, the best first.
 
-        First are the lines that have a value of the goal, in the order of that ranking. Further
-        lines with an accuracy follow, in the order of the ranking by accuracy.
+        First are the lines that have a value of the goal, in the order of the ranking by the goal.
+        Lines that have only an accuracy follow, in the order of the ranking by accuracy.
         """
         line_indices: dict[int, None] = {}
         for ranking in self.rankings[:1] + self.rankings[-1:]:

@@ -66,7 +66,8 @@ def _describe_world(scenario: Mapping[str, object]) -> str:
 def name_world(lines: Lines, line_indices: Sequence[int], keys: Sequence[str]) -> str:
     """Return a name of a world, such as "share 0.3", by which it differs from other worlds.
 
-    It is made of the study and of grid values that all lines of the world share.
+    The lines of a world share devices, network and data. The name is made of the study, if there
+    are several, and of the grid values that all lines of the world share.
 
     Args:
         lines: the lines of all worlds.
@@ -103,11 +104,11 @@ def varying_keys(lines: Lines, line_indices: Sequence[int]) -> list[str]:
 
 
 def cells_of(lines: Lines, line_indices: Sequence[int]) -> dict[int, dict[str, str]]:
-    """Return the variant and grid values by which the lines of a world differ.
+    """Return, for each line of a world, the variant and the grid values by which the lines differ.
 
-    Several lines may have the same runs, if a grid value does not matter for their variant. They
-    get one entry, at the index of the first of them. In this entry, the value of a key by which
-    they differ is ``any``.
+    The lines of a world share devices, network and data. If a grid value does not matter for a
+    variant, several of its lines have the same runs. These lines get one entry, at the index of the
+    first of them, in which each key by which they differ has the value ``any``.
 
     Args:
         lines: the lines of the comparison (variants of a study, or single runs).

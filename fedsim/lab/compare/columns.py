@@ -74,8 +74,9 @@ class ComparedColumn:
     def best_cells(self) -> set[int]:
         """Row indices of the best numbers of the column, to emphasise them.
 
-        A cell with an estimate counts by its mean. The result is empty if ``best`` is None, if all
-        numbers are equal, or if the interval of the best number includes another number.
+        A cell with an estimate counts by its mean. The result is empty if neither small nor great
+        numbers are better (``best`` is None), if all numbers are equal, or if the interval of the
+        best number includes another number.
         """
         means = self._means()
         if self.best is None or len(set(means.values())) < 2:

@@ -45,23 +45,28 @@ class Reading(Spec):
 
     Attributes:
         title: the figure's name, with its unit.
-        take: how the figure is computed. From all values of ``column``: their ``max``, ``mean``,
-            ``median`` or ``variance``, the ``last`` value, the share of ``zeros``, the value
-            ``after`` so many ``rounds``, or the ``variance around a line``, which suits values that
-            still climb. From the first value that reaches ``target``: the count of ``rounds to``
-            this value, or the ``time to`` it (s). If no value reaches the target, these are all
-            rounds, or the whole time, of the run; ``missed`` is 1 then, and 0 otherwise. From
-            records of the kind ``event``: their ``count``, the count of whole ``rounds before`` one
-            of them (all rounds if there is none), or the last value of ``column`` ``before`` the
-            first one.
+        take: how the figure is computed.
+
+            - ``max``, ``mean``, ``median``, ``variance``, ``last``: of the values of ``column``.
+            - ``variance around a line``: variance of the values around a fitted line, for values
+              that still climb.
+            - ``zeros``: share of the values that are 0.
+            - ``after``: the value after ``rounds`` rounds.
+            - ``rounds to``, ``time to``: count of rounds, or time (s), until a value reaches
+              ``target``; all rounds, or the whole time, of the run if none does.
+            - ``missed``: 1 if no value reaches ``target``, else 0.
+            - ``count``: count of the records of the kind ``event``.
+            - ``rounds before``: count of whole rounds before such a record (which one: ``number``);
+              all rounds if there are too few such records.
+            - ``before``: last value of ``column`` before the first such record.
         column: column of ``rounds.parquet``.
         scale: factor of the values, such as 100 for %.
         first, last: count of first or last values to use; ``last`` uses at most half of all
             values.
         rounds: count of rounds for ``after``, from 1.
         target: target value, in the scaled unit of the column.
-        below_best: if given, the target is lower by this than the best row of the table, by the
-            rows' means of ``max``.
+        below_best: instead of ``target``, how far the target lies below the best row of the table,
+            which has the greatest mean of ``max`` over its seeds.
         event: kind of the event.
         number: index of the event for ``rounds before``, from 1.
         figure: name of a measure of ``fedsim.lab.compare.measures``, which replaces ``take``.

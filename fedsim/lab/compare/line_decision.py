@@ -78,9 +78,11 @@ class LineDecision:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences on further variants that may be the best, on worse ones, and on the effort.
+        """Sentences that follow the sentence on the best variant, which is not among them.
 
-        The effort is the count of runs and their real time.
+        They state which other variants may be the best (or how many, if it is not decided), how
+        many variants were dropped as worse, and how many runs and how much real time the decision
+        took.
         """
         words = []
         outcome = self.outcome

@@ -131,12 +131,13 @@ class PublishedFigures(Spec):
     note: str = ""
 
     def apart(self) -> "list[PublishedFigures]":
-        """Split the table into one table for each value, or combination of values, in ``at``.
+        """Split the table into tables with one value of each key of the study's grid.
 
-        The published figures may be given for each value separately, or once for all values.
+        Keys in ``at`` may have a list of values. Each combination of such values gets a table. The
+        published figures may be given for each value separately, or once for all values.
 
         Returns:
-            The tables, whose ``at`` has no lists.
+            The tables, in whose ``at`` each key has a single value.
 
         Raises:
             ValueError: figures are given for a value that ``at`` does not list.
@@ -200,7 +201,8 @@ class Published(Spec):
 
     Attributes:
         about: introduction for readers.
-        judged: grid values at which figures are judged by their tolerances.
+        judged: grid values, such as the full size, at which figures are judged by their tolerances;
+            by default all figures are.
         titles: dict from variant to its name for people.
         measures: dict from name of a column to the definition of its figure.
         tables: the tables of the papers.
@@ -274,13 +276,15 @@ def _refuse_unknown(
 
 
 def beside_published(lines: Sequence[ComparedLine], published: Published) -> list[ComparedTable]:
-    """Return tables of a paper with a study's figures, then a table of the paper's claims.
+    """Return tables with the figures of a paper and of a study, then a table of the paper's claims.
+
+    A table's means are over the seeds that all its rows have in common. Rows without a finished run
+    do not count for this; a note of the table names them. A table is omitted if no line of the
+    study has its grid values.
 
     Args:
-        lines: variants of the study at the points of its grid. A table uses only seeds with which
-            all its rows that have runs were run.
-        published: the file of published figures. A table whose grid values no line has is omitted.
-            Rows without a run are named in a note.
+        lines: variants of the study at the points of its grid.
+        published: the file of published figures.
 
     Raises:
         ScenarioError: a row matches no line of the study, or several.
@@ -300,13 +304,13 @@ def beside_published(lines: Sequence[ComparedLine], published: Published) -> lis
 
 
 def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
-    """Rearrange tables of published figures into the form that papers print.
+    """Rearrange tables of ``beside_published`` into the form that papers print.
 
-    In papers, each figure is a column. Tables without runs are left out; the note of an added last
-    table names them.
+    The given tables have a row for each figure; in papers, each figure is a column. Tables whose
+    runs have not been made are left out. The note of an added last table names them.
 
     Args:
-        tables: tables of ``beside_published``, which have a row for each figure.
+        tables: the tables of ``beside_published``.
     """
     printed = []
     missing = []

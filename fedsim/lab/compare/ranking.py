@@ -166,10 +166,12 @@ class Ranking:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences for people on the best variant, the next one, the baseline, and the certainty.
+        """Sentences for people on the result of the ranking.
 
-        If a line is not significantly worse than the best, the first sentence names no best line.
-        Empty if fewer than two lines compete.
+        They name the best line (variant or run), the next line, and the baseline. The last ones
+        state how certain the result is, such as which lines cannot be distinguished from the best
+        one. If such lines exist, the first sentence names no best line, unless the study has
+        decided on one (``--until-sure``). The list is empty if fewer than two lines compete.
         """
         ranked = self.ranked
         # a line without a rank, as it misses a value in a run, competes too
@@ -339,9 +341,9 @@ class Ranking:
     def is_named(self) -> bool:
         """Whether a sentence names one line (variant or run) as the best.
 
-        True if no other line ties with this line, and all lines can be compared with it. If seeds
-        were added until a decision (``--until-sure``), only the decision counts: true if it names
-        a line, or if no other line may still be the best.
+        True if no other line ties with this line, and all lines can be compared with it. If the
+        study added seeds until a decision (``--until-sure``), True if the decision names a best
+        line, or if no other line may still be the best.
         """
         if self.decision is not None:
             return not self.ties or self.is_sure

@@ -62,13 +62,13 @@ class Decision:
             each has a run without a cost.
         leader: index of the best variant; None unless the status is ``best`` or ``tie``.
         contenders: indices of the variants that may still be the best.
-        losses: variants that were dropped, in order.
+        losses: variants that were dropped, in the order of the drops.
         missed: indices of the variants that have a run without a cost, such as one that missed the
             target. They are not compared.
         seeds: greatest count of seeds of a contender.
-        bound: upper bound on the difference of mean costs between the leader and the best
-            variant. If ``decide`` compares logarithms, it bounds the logarithm of their ratio.
-            None without a leader.
+        bound: upper bound on the mean cost of the leader minus the mean cost of the best variant;
+            None without a leader. If the costs given to ``decide`` are logarithms, it bounds a
+            difference of logarithms.
     """
 
     status: Literal["best", "tie", "open", "none"]
@@ -86,12 +86,13 @@ class Decision:
 
 
 def radius(count: int, squares: float, error: float) -> float:
-    """Return half the width of a confidence interval of a mean that is valid after every new value.
+    """Return half the width of a confidence interval of a mean, to compute after every new value.
 
-    Values can thus be added until a decision is reached, without a greater risk of error.
+    All these intervals hold together, with the probability 1 - ``error``. So values can be added
+    until a decision is reached, without a greater risk of error.
 
-    For n values with mean m and the sum Q of their squared deviations from m, the interval has each
-    mu, with d = m - mu, for which a martingale is below 1 / ``error``. The martingale is
+    For n values with mean m, and the sum Q of their squared deviations from m, the interval has
+    each m + d and m - d for which a martingale is below 1 / ``error``. The martingale is
     ``(n + 1)^(-1/2) ((n + 1) (Q + n d^2) / ((n + 1) Q + n d^2))^(n/2)``.
 
     Source: H. Wang and A. Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian
@@ -132,8 +133,9 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
 
     The variants are compared by their first seed, then by their first two seeds, and so on. A
     variant that is surely worse than another one is dropped (no longer compared). It stays dropped
-    when further seeds are added. A variant that lacks the cost of a run is not compared at all, so
-    that variants that were dropped for being worse than it may be compared again.
+    when further seeds are added. A variant that lacks the cost of a run is not compared at all. If
+    it had all costs in an earlier call, variants that were dropped there for being worse than it
+    may compete again.
 
     Args:
         costs: dict from index of a variant to its costs, one per seed. All variants have the same

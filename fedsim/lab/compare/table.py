@@ -280,8 +280,9 @@ class Comparison:
         """Return for each world which line (variant or run) is the best, and what it costs.
 
         A world is a group of lines that share devices, network and data, so that they can be
-        compared. Costs are counted until a target, such as an accuracy, is reached. The user or a
-        study names targets; otherwise it is an accuracy that half of the lines reach.
+        compared. Costs are counted until a target, such as an accuracy, is reached. If neither the
+        user nor a study names a target, it is an accuracy that at least half of the lines reach in
+        all runs.
         """
         is_requested = bool(self._requested)
         return list(answers(self.lines, self._figures, self._targets, is_requested=is_requested))
