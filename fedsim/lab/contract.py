@@ -345,8 +345,8 @@ class StrategyContract:
 
     Attributes:
         strategy: the table ``[strategy]`` of a scenario.
-        sections: tables that replace the scenario's, such as ``messages`` with a codec, a network
-            or a source of data.
+        sections: tables that replace tables of the tests' scenarios (``quiet_world`` and
+            ``eventful_world``), such as ``messages`` with a codec, a network or a source of data.
         goes_by_tests: whether test results (``ServerModels.test``) influence the strategy by
             design, as in TiFL, which may draw groups of devices by their test accuracy.
 

@@ -295,8 +295,9 @@ def _round_lines(run: Run, params: RoundParams, rounds: int, times: _EstimatedTi
 def expected_maximum(values: Floats, drawn: int) -> float:
     """Return the expected maximum of a sample drawn uniformly without replacement.
 
-    All drawn values are among the i smallest of n values with probability
-    C(i, drawn) / C(n, drawn), where C(n, k) counts the ways to choose k of n values.
+    The maximum is among the i smallest of the n values if all drawn values are among them. The
+    probability of this is C(i, drawn) / C(n, drawn), where C(n, k) counts the ways to choose k of n
+    values.
 
     Args:
         values: the values to draw from, float64 [n].
@@ -434,13 +435,13 @@ class Beginning:
         return self.stopped if self.share == 1.0 and not self.rounds else None
 
     def go(self, patience_s: float) -> None:
-        """Run the beginning of the run, and set the attributes of the trial.
+        """Run the beginning of the run, and set attributes that describe it, such as ``real_s``.
 
-        The run folder is temporary.
+        The tables of the run are written to a temporary folder.
 
         Args:
-            patience_s: real time (s) after which the trial stops; 30 times as long before its first
-                round has ended.
+            patience_s: real time (s) for the beginning. Once this time is over, the trial stops,
+                but it waits up to 30 times as long for the end of the first round.
         """
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
             path = Path(name)
@@ -483,12 +484,14 @@ class Beginning:
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
         """Measure the real time of SGD steps and of tests.
 
-        To measure steps, some trainings of the trial are repeated for real: those in the middle of
-        the trial, as many as there were between two tests. Then the models are tested twice.
+        For the steps, some trainings of the trial are computed with real models. They are from the
+        middle of the trial, as many as the trial had for each test. For the tests, the initial
+        model is tested twice, because the first test takes longer.
 
         Args:
             core: learning that trains and tests real models.
-            patience_s: real time (s) after which no more devices are trained.
+            patience_s: real time (s) that the trainings may take. If the first test takes longer,
+                there is no second one.
 
         Returns:
             Real time (s) of an SGD step of a single device, and of a test of the models.

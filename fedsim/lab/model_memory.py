@@ -58,12 +58,12 @@ class ModelCounts(NamedTuple):
             trained (bytes).
         memory_bytes: greatest size of the stored models in memory (bytes).
         scratch_bytes: greatest size of the temporary file with models (bytes).
-        saved_bytes: greatest size of all checkpoints at a time (bytes); None if the trial saw too
-            few.
-        kept_bytes: size of the checkpoints that the run keeps (bytes); None if the trial saw too
-            few.
-        sent_states: count of stored models. With ``training.state = "sent"``, an optimiser's state
-            is stored with each.
+        saved_bytes: greatest size of all checkpoints at a time (bytes); None if the trial had too
+            few checkpoints to tell.
+        kept_bytes: size of the checkpoints that the run keeps (bytes); None if the trial had too
+            few checkpoints to tell.
+        sent_states: count of the optimiser states that are stored with ``training.state = "sent"``:
+            one for each model that exists at the end of the trial.
     """
 
     final_models: int
@@ -414,14 +414,15 @@ def updates_in_memory_lines(run: Run, largest_call: LargestCall) -> list[str]:
 def unforeseen_lines(run: Run) -> list[str]:
     """Return a text line with the reason why models may turn out larger or smaller than predicted.
 
-    Sizes are predicted from a beginning of the run without weights. Some strategies make models
-    that do not exist there, such as models of groups that depend on weights, and declare this.
+    Sizes of models are predicted from a trial, in which the beginning of the run is carried out
+    without weights. Some strategies decide by weights which models they make, such as models of
+    groups. The trial lacks these models. Such a strategy declares the reason.
 
     Args:
         run: the run.
 
     Returns:
-        The line in a list; an empty list if the strategy declares no such models.
+        The line in a list; an empty list if the strategy declares no reason.
     """
     reason = run.scenario.strategy.unforeseen
     return [f"sizes of models are of a trial without weights, in which {reason}"] if reason else []

@@ -51,7 +51,8 @@ class PlannedComputing(ModelComputing):
 
     Args:
         parameters: count of weights of a model, d.
-        memory_bytes: memory for models.
+        memory_bytes: memory for models (bytes). Models that do not fit are counted as written to
+            the temporary file.
         workers: count of workers of the run.
 
     Attributes:
@@ -111,7 +112,10 @@ class PlannedComputing(ModelComputing):
 
 
 class PlannedStream(Stream):
-    """Computation of models one by one without weights: sums of models are placeholders, too."""
+    """Computation of models one by one without weights, as by a run whose memory is too small.
+
+    Where a run adds up the weights of models for a weighted sum, this class adds nothing.
+    """
 
     @override
     def _add_part(self, node: ModelNode, position: int, sums: object) -> None:
@@ -146,11 +150,14 @@ class CheckpointedModels(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, trained: int) -> "CheckpointedModels":
-        """Count the models of a run that has processed all events of the present time.
+        """Return count and size of the models that a checkpoint of a run would contain now.
+
+        The run must have handled all events of the present simulated time.
 
         Args:
             run: the run.
-            trained: count of the devices that have been trained.
+            trained: count of the devices that have been trained so far, for the attribute
+                ``trained``.
         """
         encoder, _ = encode_models(run)
         size = float(sum(array.nbytes for array in encoder.arrays.values()))

@@ -33,18 +33,17 @@ UsedTraining = tuple[int, Training]
 
 
 class Tally(Learner):
-    """Stands in for a run's learning, to predict its cost: counts trainings and tests.
+    """Learner of a run that trains nothing, and counts trainings and tests to predict their cost.
 
     Strategies see models without weights, as with ``learning = "off"``. When a run would compute
-    models, such as for a test, ``planned`` takes the same steps with placeholders for weights, to
-    count memory.
+    models, such as for a test, the object ``planned`` does so with placeholders for weights, to
+    count the memory that the models take.
 
     Attributes:
         trainings: device and training of each result that the run uses.
         tests: count of tests of models.
         largest_call: function call that combined the most models so far.
-        planned: takes the steps of computing models, without weights; None if the run has no
-            learning.
+        planned: computes models with placeholders for weights; None if the run has no learning.
     """
 
     planned: "PlannedComputing | None" = None
@@ -117,10 +116,12 @@ class Tally(Learner):
             self.planned.scratch.free_substituted()
 
     def plan(self, models: Sequence[Ref]) -> None:
-        """Take the steps of computing models without weights, one model after the other.
+        """Count the memory that a run needs to compute the models that it writes at its end.
+
+        The models are computed one after the other, without weights.
 
         Args:
-            models: the final models, which a run computes and writes at its end in this way.
+            models: the models.
         """
         for model in models:
             _run_without_waiting(self.note_skipped([model]))

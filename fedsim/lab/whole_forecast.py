@@ -193,14 +193,18 @@ _SAMPLED = slice(0, 1000)  # devices whose rates and latencies stand for those o
 
 
 def shared_link_lines(run: Run) -> list[str]:
-    """Return a warning line if the simulated uploads over the server's link may be too fast.
+    """Return a warning line if uploads over the server's link may be simulated as too fast.
 
-    Without the window model of a protocol, simulated transfers always use a link in full. A real
-    link is idle at times, after lost packets, if the uploads of a round fill it, round trips are
-    long, and each message takes few round trips (docs/time.md, windows and queues).
+    Simulated transfers always use a link in full, unless the protocol simulates TCP windows. A real
+    link is idle at times, after lost packets (docs/time.md, windows and queues). This matters if
+    the uploads of a round fill the link, round trips are long, and the uploads take few round
+    trips.
 
     Args:
         run: a run that has not begun.
+
+    Returns:
+        The line in a list; an empty list if there is nothing to warn of.
     """
     network = run.network
     server_rate = network.links.get("server up", math.inf)

@@ -322,7 +322,10 @@ class PayloadTable:
 
     @property
     def lists(self) -> list[PayloadList]:
-        """Distinct payload lists; the number from ``intern`` is the index in this list."""
+        """Distinct payload lists, by the numbers that ``intern`` gives them.
+
+        A payload list is a tuple with purpose and size (bytes) of each part of a message.
+        """
         return [*self._numbers]
 
     def intern(self, payloads: Iterable[tuple[str, object]]) -> int:

@@ -90,11 +90,11 @@ class Evidence:
         ``events``.
 
         Args:
-            kind: a kind of record, such as ``battery``, or a kind and its steps, such as ``step-end
-                of train``.
+            kind: a kind of record, such as ``battery``. For records of steps, the kind and the
+                names of the steps, such as ``step-end of train``.
 
         Returns:
-            DataFrame with the columns of the kind's ``DataReader``.
+            DataFrame with the columns that fedsim reads for this kind (``DataReader.columns``).
         """
         if kind not in self._data:
             self._data[kind] = self._parse(kind, self._select(kind), self._readers[kind])
@@ -228,7 +228,11 @@ class Evidence:
 
     @cached_property
     def is_continuation(self) -> Flags:
-        """Mask of the records that begin a task which continues another task; bool [records]."""
+        """Mask of the records that begin a continuation of a task; bool [records].
+
+        In a continuation, a device goes on with its last task in the same round. Both count as one
+        task.
+        """
         starts = self.data_of("task-start")
         return self.events.index.isin(starts.index[starts["is_continuation"]])
 

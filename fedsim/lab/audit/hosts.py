@@ -134,8 +134,9 @@ def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
         spans: DataFrame of intervals from ``start`` to ``time`` (s).
 
     Returns:
-        Times (s) at which an interval begins or ends, ascending, ends first; and the count of
-        overlapping intervals from each time until the next; float64 [2 spans] each.
+        Times (s) at which an interval begins or ends, ascending; at equal times, ends come before
+        begins. And the count of overlapping intervals from each time until the next. Both are
+        float64 [n], for n = 2 times the count of intervals.
     """
     # the sort is stable: as ends are listed first, they come first within an instant
     times = np.concatenate([spans["time"], spans["start"]])

@@ -72,17 +72,18 @@ def coded_bytes(codec: TomlTable, count: int, model_parameters: int) -> float | 
 
 
 def models_in_file(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors]:
-    """Return the models in a saved model file: the shapes of each model's tensors.
+    """Return the shapes of the tensors of each model in a saved model file.
 
-    A file may have a model for each group or device. A member is the group or device ID as text, or
-    ``""`` if the file is a single model.
+    The files ``group`` and ``device`` have a model for each group or device. Other files have one.
 
     Args:
-        tensors: dict from name of a tensor in the file to the tensor.
+        tensors: dict from name of a tensor in the file to the tensor. In the files ``group`` and
+            ``device``, the name begins with the ID of the group or device, and ``/``.
         name: name of the file, without suffix.
 
     Returns:
-        Dict from member (group or device ID as text, or ``""``) to shape by name of tensor.
+        Dict from ID of the group or device, as text, to shape by name of tensor. The ID of the only
+        model of another file is ``""``.
     """
     models: dict[str, Tensors] = {}
     for key, values in tensors.items():

@@ -241,10 +241,11 @@ def check_shifts(evidence: Evidence) -> Iterator[str]:
 
 
 def check_tests(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding unless the last accuracy of a round is the mean of the devices' accuracies.
+    """Yield a finding if the run's last accuracy is not the mean of the devices' last accuracies.
 
-    The mean may be plain or weighted by test samples. If no round has an accuracy, no device may
-    have one.
+    The table of rounds has the run's accuracy, and the table of devices has the devices'. The mean
+    may be plain or weighted by test samples. If no round has an accuracy, no device may have one.
+    The mean is not checked if data have shifted since the test, or if the table lacks devices.
     """
     rounds = evidence.rounds
     devices = evidence.devices

@@ -173,8 +173,9 @@ def check_round_begins(evidence: Evidence) -> Iterator[str]:
 def check_deadline_values(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each round whose recorded deadline is not the one that the scenario sets.
 
-    Only a fixed deadline is checked: a duration from the round's begin, which may also limit each
-    training.
+    Scenarios without a deadline, or with a fixed one, are checked. A fixed deadline is a duration
+    that counts from the round's begin. If the round also limits the time of each training, the
+    limit has to be the same duration. A user's own strategy is not checked.
     """
     strategy = evidence.run.scenario["strategy"]
     rule = strategy.get("deadline")

@@ -89,10 +89,14 @@ def check_durations(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose last training had a wrong duration.
 
     The expected duration of an epoch is the count of samples over the device's speed, times a
-    random factor (jitter) that is drawn at the epoch's begin. If devices have slow phases, a
-    training may take longer, up to the factor of these phases. If speeds follow from the model's
-    operations, or the strategy's epochs are longer than a pass, all durations differ from the
-    expected ones by a common factor, for which the median of their ratios is taken.
+    random factor (jitter) that is drawn at the epoch's begin.
+
+    - If devices have slow phases, in which their speed has a factor below 1, a training may take up
+      to 1 / factor as long.
+    - If speeds follow from the model's operations, or an epoch of the strategy takes longer than
+      the training on its samples (MOON), all durations differ from the expected ones by an unknown
+      common factor. The median ratio of the trainings is taken for it. With slow phases in
+      addition, nothing is checked.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]

@@ -129,7 +129,10 @@ class MessageSpan:
     data: RecordData
 
     def ends(self) -> list[MessageEnd]:
-        """Return the message as the sender sees it and, if bytes arrived, as the receiver does."""
+        """Return the message at its two ends, as a timeline shows it in the rows of both.
+
+        The first is the sender. The second is the receiver; it is left out if no bytes arrived.
+        """
         delivered = float(self.data["delivered"])
         names = [(self.source, self.destination, True)]
         if delivered > 0:
@@ -151,7 +154,10 @@ class MessageSpan:
         return ends
 
     def device_ends(self) -> list[MessageEnd]:
-        """Return the message as each endpoint that is a device sees it; empty for 0 bytes."""
+        """Return the ends of the message that are devices, each as in ``ends``.
+
+        Empty if no bytes arrived.
+        """
         return [end for end in self.ends() if end.is_of_device and end.delivered > 0]
 
 
@@ -191,10 +197,10 @@ class Mark:
 
     @property
     def data(self) -> RecordData:
-        """Fields of the mark's record without a column in ``events.parquet``, parsed from ``text``.
+        """Fields of the mark's record that have no column of their own in ``events.parquet``.
 
-        An example is ``why`` in a record ``assign``, the reason of the new group. Empty if ``text``
-        is None.
+        They are parsed from ``text``; empty if ``text`` is None. An example is ``why``, the reason
+        of the new group, in a record of the kind ``assign``.
         """
         return parse_data(self.text)
 
@@ -326,10 +332,10 @@ class Activities:
 
     @cached_property
     def message_ends(self) -> list[MessageEnd]:
-        """Messages outside of tasks, each as every endpoint that is a device sees it.
+        """Messages outside of tasks, each as the sending or receiving device sees it.
 
-        A message between two devices is in the list twice. Messages of which nothing arrived are
-        left out.
+        A message between two devices has two entries, a message between a device and another
+        endpoint has one. Messages of which no bytes arrived are left out.
         """
         ends: list[MessageEnd] = []
         for message in self.messages:

@@ -48,8 +48,9 @@ class Attempt:
         outcome: ``valid``; ``slow`` if the client answered without one finished epoch; ``late`` if
             the server ended the task, or the model did not fit into memory; ``lost`` if the device
             disconnected, left, or ran flat; ``stopped`` if the run ended first.
-        is_preparation: whether the task trains no model of a round, such as pre-training, warm-up,
-            profiling, or an answer to a question of the server.
+        is_preparation: whether the task trains no model of a round, but prepares rounds: for
+            example, it measures the device's speed, trains a model to find the device's group, or
+            answers a question of the server.
         steps: steps of the task, in order.
         training_limit: the most time for training (s) in the task's round; None if it has no limit.
         splits: whether the device reported in this round that it has split its data (CATA-Fed).
@@ -78,9 +79,10 @@ class Attempt:
 
     @property
     def limit(self) -> float | None:
-        """Simulated time at which the round's time limit for training is over (s).
+        """Simulated time (s) at which the round's time limit for training is over.
 
-        It counts from the task's first training; None if there is no limit or no training.
+        The limit counts from the begin of the task's first training. None if the round has no
+        limit, or if the task has no training.
         """
         trainings = self.of_kind("train")
         if self.training_limit is None or not trainings:
@@ -156,8 +158,9 @@ class Attempts:
     def clients(self) -> dict[int, list[Attempt]]:
         """Dict from index of a round, or model version, to the tasks of its clients.
 
-        A task within a round that trains no model of it, such as profiling, is left out if it was
-        successful. If it failed, its client trains no model in this round, so the task counts.
+        A task of a round may train no model of this round, such as a task for profiling. Such a
+        task is left out if it was successful. If it failed, its client trains no model in this
+        round, so the task counts.
         """
         rounds: defaultdict[int, list[Attempt]] = defaultdict(list)
         for attempt in self.all:
@@ -186,7 +189,10 @@ class Attempts:
 
     @cached_property
     def trained(self) -> list[int]:
-        """Indices of the rounds in which a device trained; empty if the strategy has no rounds."""
+        """Indices of the rounds in which at least one device began a training.
+
+        Empty if the strategy has no rounds.
+        """
         with_training = {attempt.round for attempt in self.all if attempt.trains}
         return [number for number in self.openings if number in with_training]
 

@@ -168,7 +168,8 @@ class History:
     def devices_with_phases(self) -> Ints:
         """IDs, ascending, of the devices for which the run has recorded when they were reachable.
 
-        For other devices, ``away`` has no such intervals. Empty for an unfinished run.
+        Of other devices, ``away`` has only the times when they were switched off. Empty for an
+        unfinished run.
         """
         return self._phases["device"].unique()
 
@@ -276,7 +277,7 @@ class History:
 
     @property
     def groups(self) -> list[int]:
-        """IDs of the groups to which a device was ever assigned, ascending."""
+        """IDs, ascending, of the groups to which at least one device was ever assigned."""
         return sorted(int(group) for group in self.moves["group"].unique() if group != NO_GROUP)
 
     @property

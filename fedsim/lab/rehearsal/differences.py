@@ -189,10 +189,11 @@ class Differences:
 
     @property
     def phases(self) -> dict[str, list[Pair]]:
-        """Lengths of a task's steps (s) by name of the step, for the tasks done in both runs.
+        """Lengths of steps (s), simulated and measured, of the tasks that are done in both runs.
 
-        Each task has one pair for each of its kinds of steps. A start-up counts as part of the
-        download.
+        They are in a dict from name of the step, such as ``train``, to a pair for each task. If a
+        task has several steps of a name, their lengths are added. The start-up of a task counts as
+        part of its download, as the start of a real ClientApp does.
         """
         phases: dict[str, list[Pair]] = defaultdict(list)
         for key, simulated in self.simulated.tasks.items():

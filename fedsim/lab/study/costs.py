@@ -48,8 +48,8 @@ class ShareCost:
 
     Attributes:
         runs: count of the runs that are not done.
-        untold: count of the runs among these whose cost could not be predicted, and is left out of
-            the sums.
+        untold: count of the runs among these whose cost could not be predicted. The other
+            attributes do not include their cost.
         real_s: real time until the last run has ended (s).
         worker_s: sum of the real times of all workers (s).
         memory_bytes: peak memory of all processes together (bytes).
@@ -137,7 +137,10 @@ def _measure_start() -> float:
 
 
 def load_worker() -> None:
-    """Import all modules that a worker process needs, so that the time of this can be measured."""
+    """Import all modules that a worker process needs.
+
+    A process that only calls this function shows how long a worker takes to start.
+    """
     import fedsim.lab.study.worker  # noqa: F401
 
     load_learning()

@@ -51,7 +51,7 @@ class FarOrder:
 
 
 class Board:
-    """Ray actor that passes messages of workers on other nodes on to the study's process.
+    """Ray actor that stores the messages of workers on other nodes for the study's process.
 
     Workers leave messages by ``report``, whose answer is whether they must stop. The study's
     process fetches the messages by ``collect``.

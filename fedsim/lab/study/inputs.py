@@ -20,7 +20,8 @@ class CopiedFile:
     """Copy in memory of a file that a scenario names, to send it to another machine.
 
     Attributes:
-        reference: how scenarios name the file: the path in the scenario, and ``data.root``.
+        reference: pair of the file's path, as a scenario has it, and the scenario's ``data.root``
+            (None if it has none), by which a run finds the copy.
         name: name of the file, without its folder.
         pieces: the content, as uint8 arrays of at most 16 MiB each.
     """
@@ -90,8 +91,8 @@ class RunInputs:
 class StudyInputs:
     """Collects the data and files that the runs of a study read, to send them to a cluster's nodes.
 
-    ``record`` builds a run of a variant and stores what the run reads. ``of`` then returns the
-    inputs of any run.
+    ``record`` builds one run of a variant, and stores the data and files that this run reads.
+    ``of`` then returns the inputs of any run of the study, to send them with the run.
     """
 
     def __init__(self) -> None:

@@ -62,7 +62,7 @@ class Ended:
     """Outcome of a run of a study, as its worker reported it.
 
     Attributes:
-        order: the order to carry it out.
+        order: what the worker was asked to do: the run's scenario and folder.
         status: ``done``, ``failed``, ``interrupted``, or ``elsewhere`` if another process carries
             out the run.
         error: message of the error if the run failed.

@@ -284,7 +284,8 @@ class Search(Spec):
     Attributes:
         trials: number of trials of each variant at each point of the grid.
         metric: the figure to optimise: a goal of studies, such as ``time``, or a figure of whole
-            runs (``METRICS``). A goal that is a cost to the target may end in ``_to_accuracy``.
+            runs (``METRICS``). For a cost up to the study's target, ``time`` and
+            ``time_to_accuracy`` mean the same.
         space: ranges or lists of values, by a dotted key of a scenario or the name of one of the
             study's sets.
         variants: name of a variant -> further ranges or lists of values for this variant only.

@@ -27,7 +27,7 @@ from fedsim.records.reading import RunFolder
 
 
 class Seeding:
-    """Plans more seeds for the variants of a study that may still be the best, until it is sure.
+    """Plans more seeds for the variants of a study that may be the best, until one surely is.
 
     All variants run the first seeds. ``grow`` then decides from the results, for each world
     (devices, network and data that variants share), which variants may be the best, and plans more

@@ -42,7 +42,8 @@ def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int)
         workers: count of trials that this process carries out at a time, if it shares the search.
 
     Raises:
-        ScenarioError: the search cannot be shared, or was begun in one process.
+        ScenarioError: several processes want to share a search that stops bad trials early, or that
+            one process has begun alone.
     """
     search = study.spec.search
     if search is None:

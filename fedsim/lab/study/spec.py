@@ -275,8 +275,9 @@ class StudySpec(Spec):
         seeds: seeds of the runs; every variant is run once with each seed.
         variants: by name, the changes that make a variant out of the base: tables as in a scenario,
             or dotted keys.
-        grid: values by dotted key, or names of changes by the name of one of the ``sets``. Every
-            variant is run with every combination.
+        grid: dict from dotted key of the scenario to the list of its values. Instead of a key, it
+            may have the name of one of the ``sets``, with a list of names of values of this set.
+            Every variant is run with every combination.
         search: a search for the best values of each variant, at every point of the grid.
         sets: changes of several keys that the grid varies together: name of a set -> name of a
             value -> the changes that are made for this value.
@@ -290,10 +291,11 @@ class StudySpec(Spec):
         target: one or several accuracies (0..1) at which costs are compared; other metrics as
             ``"perplexity=8"``.
         goal: criterion by which variants are ranked: the least ``time``, ``bytes``, ``energy``,
-            ``carbon``, ``money`` or ``rounds`` to the highest target that is reached; the least of
-            a ``battery`` (%) or the fewest devices that run ``flat``, over whole runs; the highest
-            ``accuracy`` at the end, or within the ``budget``. By default the time, or with a budget
-            the accuracy within the budget.
+            ``carbon``, ``money`` or ``rounds`` to the highest target that a variant reaches; the
+            least ``battery`` (mean share of a battery that a device draws, %) or the fewest devices
+            that run ``flat``, over whole runs; the best ``accuracy``, or another metric by its
+            name, at the end; the best accuracy within the ``budget``. By default ``time``, or
+            ``budget`` if the study has one.
         budget: limits on the costs of a run.
         until_sure: rule by which the variants that may still be the best get more seeds, until one
             is surely the best; by default all variants run the same seeds.

@@ -107,11 +107,12 @@ class TrialRank(NamedTuple):
     """Sort key of a trial, which compares the attributes in their order: the least key is the best.
 
     Attributes:
-        state: 0 for a trial that is done, or if states are not compared; more for others.
-        fewer_runs: minus the count of runs.
-        missing: count of the runs without the metric.
-        loss: minus the sum of the metric if more of it is better, else the sum. If a run lacks the
-            metric, minus the sum of the runs' best accuracies.
+        state: 0 for a trial that is done, 1 if it was stopped early, 2 for other states; always 0
+            if trials are compared after some of their runs (``Trial.rank_after``).
+        fewer_runs: minus the count of the trial's runs.
+        missing: count of these runs that lack the searched metric.
+        loss: sum of the metric over these runs, times -1 if greater values are better. If a run
+            lacks the metric, -1 times the sum of the runs' best accuracies.
     """
 
     state: int
@@ -148,7 +149,8 @@ class Trials:
 
     Attributes:
         lines: the searched variants with their trials.
-        batches: count of the times that runs were planned for this process, to notice new runs.
+        batches: count of the times that runs were planned for this process. If it has grown, there
+            are new runs to carry out.
     """
 
     def __init__(self, study: Study, search: Search) -> None:
@@ -211,7 +213,7 @@ class Trials:
     def grow(self, path: Path, try_to_build: Build) -> None:
         """Read the results of finished runs, and plan the trials that follow from them.
 
-        Nothing is planned before the planned runs of all present trials are over.
+        Nothing is planned as long as a planned run has neither finished nor failed.
 
         Args:
             path: the study's folder.
@@ -489,7 +491,10 @@ def are_over(runs: Iterable[TrialRun]) -> bool:
 
 
 def has_failed(folder: Path) -> bool:
-    """Whether the run in a folder ended with an error, by its summary; it is not repeated then."""
+    """Whether the run in a folder ended with an error, as its summary states.
+
+    A search does not repeat such a run.
+    """
     return bool(files.summarised_status(folder) == "failed")
 
 

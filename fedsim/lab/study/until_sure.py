@@ -40,10 +40,10 @@ class UntilSure(Spec):
         within: greatest difference of two variants that does not matter (indifference zone): a
             share of a cost such as ``"5 %"``, or a difference of accuracies or metrics such as
             0.01; by default 5 % or 0.01.
-        error: greatest probability of dropping the best variant, or of naming one as the best that
-            is worse by more than ``within``.
-        most_runs: greatest count of runs of the study, with its first seeds; by default ten for
-            each variant.
+        error: greatest probability of a wrong decision: the best variant is dropped (gets no more
+            seeds), or a variant is named as the best that is worse by more than ``within``.
+        most_runs: greatest count of runs of the study, including the runs with its first seeds; by
+            default ten for each variant.
         most_time: greatest sum of the real times of all runs. Seeds are added only if the rest of
             this time suffices, with each new run taken to last as long as the longest run of the
             same variant. The first seeds are always run.
@@ -55,9 +55,10 @@ class UntilSure(Spec):
     most_time: PositiveSeconds | None = None
 
     def first_seeds(self, seeds: list[int]) -> list[int]:
-        """Return the seeds that all variants run: the study's seeds, and more up to five.
+        """Return the seeds that all variants run before the first decision on the best variant.
 
-        A decision on the best variant needs five seeds.
+        They are the study's seeds. If the study has fewer than five seeds, the next whole numbers
+        are added until there are five.
 
         Args:
             seeds: the study's seeds.

@@ -61,8 +61,8 @@ class Worker:
     Args:
         send_news: sends a message to the parent; its keyword arguments are the entries of the
             message.
-        on_progress: called between two records of a run, after each checkpoint and with each
-            message about the progress, such as to send the files that have changed.
+        on_progress: called without arguments after each checkpoint of a run, and after each message
+            about its progress, for example to send the run folder's files. The run waits meanwhile.
     """
 
     def __init__(
@@ -84,9 +84,10 @@ class Worker:
             end_soon(self._job, number)
 
     def carry_out(self, order: SentOrder) -> None:
-        """Start or resume a run and wait for its end, then send its outcome and the peak memory.
+        """Start or resume a run, wait for its end, and send its outcome to the parent.
 
-        If the run raises an error, its outcome has the status ``failed`` and the error's message.
+        The message with the outcome also has the peak memory of this process. If the run raises an
+        error, the outcome has the status ``failed`` and the error's message.
         """
         folder = Path(order["folder"])
         try:

@@ -59,17 +59,21 @@ def write_trace(run: RunFolder, path: Path) -> int:
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
     """Yield all events of a run in the format of Chrome traces, for ``write_trace``.
 
-    A lane is a row of the trace viewer. The lane of a device shows steps of tasks and phases of
-    absence as slices. It shows as instants: lost tasks, arrivals, departures, data shifts, splits
-    of data, ends of a training's time limit (T), assignments to groups, and changes of the device
-    such as a switch-off. A training that trains no model of a round is named ``pre-training``. A
-    message outside of tasks, such as between devices, is an asynchronous event in the lanes of its
-    sender and its receiver.
+    A lane is a row of the trace viewer. The lanes and counters are:
 
-    The server's lane shows rounds as slices (versions as instants), deadlines and decisions about
-    groups. Lanes of edge servers show transfers to and from the server, and outages. Hosts of the
-    network have lanes for their messages. Counters show the count of devices at work, the accuracy,
-    and the load of the server's link each way (bytes/s).
+    - Device: steps of tasks and phases of absence as slices. As instants: lost tasks, arrivals,
+      departures, data shifts, splits of data, ends of a training's time limit (T), assignments to
+      groups, and changes of the device such as a switch-off. A training that trains no model of a
+      round is named ``pre-training``.
+    - Server: rounds as slices, or versions as instants. As instants: deadlines, decisions about
+      groups, and changes of the network such as a new rate of a link.
+    - Edge server: transfers to and from the server, and outages.
+    - Host of the network, if it sends or receives messages.
+    - Counters: count of devices at work, accuracy, and load of the server's link each way
+      (bytes/s).
+
+    A message outside of tasks, such as between devices, is an asynchronous event in the lane of its
+    sender and, if bytes arrived, of its receiver.
 
     Args:
         run: the run folder.
