@@ -390,14 +390,14 @@ def keep(
 
 
 def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
-    """Rank the strategies of each world by their simulated time to the target accuracy.
+    """Rank the strategies in each of the bench's worlds by their time to the target accuracy.
 
     Args:
-        lines: the costs of a strategy in a world, one each.
+        lines: results, one line for each strategy and world, with simulated times.
 
     Returns:
-        (strategy, world) -> rank from 1. Lines without a time, as a seed missed the target, have no
-        rank.
+        (strategy, world) -> rank from 1. A strategy without a time, because a seed missed the
+        target, has no rank.
     """
     times = pd.Series({(line.strategy, line.world): line.time_s for line in lines}, dtype=float)
     ranks = times.groupby(level=1).rank(method="first").dropna()

@@ -390,8 +390,8 @@ def need_lines(needs: Sequence[Need]) -> list[str]:
 def updates_in_memory_lines(run: Run, largest_call: LargestCall) -> list[str]:
     """Return a text line for the user if a round needs all its updates in memory at once.
 
-    The line says how many, and which part of the scenario or function of the strategy is the
-    reason.
+    The line states how many updates that are, and why: which part of the scenario needs them, or
+    which function of the strategy takes them together.
 
     Args:
         run: the run.

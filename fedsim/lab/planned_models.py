@@ -175,7 +175,7 @@ class PlannedSaving(Saving):
         run: the run of the trial.
 
     Attributes:
-        links: the large arrays of the checkpoints, and their sizes.
+        links: counts the sizes of the checkpoints.
     """
 
     def __init__(self, spec: CheckpointSpec, run: Run) -> None:

@@ -29,9 +29,10 @@ class Stretch(NamedTuple):
 
 
 def time_tolerance_s(end: Floats) -> Floats:
-    """Return the tolerance (s) for each message's duration, because simulated times are rounded.
+    """Return how much (s) a message may end too early by its link's rate, for each message.
 
-    The tolerance also covers a message that ends in the very instant of a deadline.
+    One reason is the rounding of simulated times. The other one is a deadline: a message that would
+    end some clock ticks after the deadline counts as complete at the deadline.
 
     Args:
         end: ends of the messages (s); float64 [messages].
@@ -74,10 +75,9 @@ class LinkCapacity(ABC):
         """
 
     def overfull(self, begin: Floats, end: Floats, size: Floats) -> Stretch | None:
-        """Find an interval for whose messages the link has too little capacity.
+        """Find an interval in which the recorded messages have more bytes than the link can carry.
 
-        The messages that begin and end within the interval have more bytes than the link can carry
-        in it, in whatever order it sends them.
+        Only messages that begin and end within the interval count. Their order does not matter.
 
         Args:
             begin: begins of the link's messages (s); float64 [messages].

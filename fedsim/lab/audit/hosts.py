@@ -18,8 +18,8 @@ _COMPUTING_STEPS = ("train", "evaluate", "compute")
 def check_core_shares(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each computation that did not get an even share of its host's cores.
 
-    A host is a machine that several devices share. The scenario gives its throughput (in cores) by
-    the count of computations at a time; these computations share the throughput evenly.
+    A host is a machine that several devices share. By the scenario, its throughput (in cores)
+    depends on how many computations it carries out at a time. These share the throughput evenly.
     """
     host = evidence.run.scenario["population"].get("host")
     if host is None:

@@ -39,9 +39,9 @@ _BY_ROUND = r"\d+ rounds|accuracy .* reached|no progress of .*"
 def check_devices(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the table of devices disagrees with the run's records.
 
-    The count of selections in each device's row has to be the recorded one, and a device must not
-    work before its arrival or after its departure. The table has a row for every device or, in runs
-    that list only devices with tasks, for exactly the devices that have one.
+    A device's row has to state as many selections as the records show. A device must not work
+    before its arrival or after its departure. The table has to have a row for every device or, in
+    runs that list only devices with tasks, a row for exactly the devices that had a task.
     """
     events = evidence.events
     devices = evidence.devices

@@ -78,12 +78,13 @@ def _check_tested_only(evidence: Evidence) -> Iterator[str]:
 
 
 def check_availability(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each device that came or went at times other than those drawn.
+    """Yield a finding for each device that became reachable or unreachable at a wrong time.
 
-    Only the kind ``renewal`` is checked, in which a device alternates between random online and off
-    phases, and of large tables only the first rows. Scenarios with arrivals, departures or
+    The times are drawn again from the scenario's seed. Only availability of the kind ``renewal`` is
+    checked, in which devices alternate between random online and off phases. If the table of
+    availability is large, only its first rows are checked. Scenarios with arrivals, departures or
     batteries are skipped, because these cut phases short. So are scenarios with devices that never
-    take part.
+    train.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
@@ -146,7 +147,8 @@ def _draw_phases(
 def check_groups(evidence: Evidence) -> Iterator[str]:
     """Yield findings for tasks with several rounds or groups, and for devices in a wrong group.
 
-    A device has to end in the group (cluster) to which it was assigned last, or in none if the
+    All records of a task have to state the same round and the same group (cluster). In the table of
+    devices, a device has to be in the group to which it was assigned last, or in none if the
     strategy has no groups.
     """
     events = evidence.events

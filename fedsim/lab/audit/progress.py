@@ -17,9 +17,11 @@ _NO_PROGRESS = r"no progress of \S+ in (?P<rounds>\d+) rounds"
 
 
 def check_progress(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if best round, best models or stop reason differ from the rounds' tests.
+    """Yield findings if the run's best round, best models or end contradict the rounds' tests.
 
-    They are checked if the scenario keeps the best models, or stops after rounds without progress.
+    The best round is the one with the best value of a monitored metric. It is checked if the
+    scenario keeps the models of the best round (``evaluation.keep_best``), or ends the run after
+    some rounds without a better value (``stop.patience``). Other scenarios must state none.
     """
     run = evidence.run
     stop = run.scenario["stop"]

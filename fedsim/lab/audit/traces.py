@@ -115,7 +115,7 @@ class TraceRate(LinkCapacity):
 
 
 class LinkRates:
-    """Rates of a run's links over time, from the recorded changes of rates and the traces.
+    """Rates of a run's links over time, from recorded changes and from traces that links follow.
 
     Args:
         evidence: the run folder.

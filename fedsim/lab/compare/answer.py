@@ -148,8 +148,8 @@ def answers(
     """Yield the best line and its costs for each world, a group of lines that can be compared.
 
     Lines of a world share devices, network and data. Their costs are compared at the hardest target
-    that at least one line reaches in all its runs. If there is no such target, it is the hardest
-    one that any run reaches.
+    that at least one line reaches in all its runs. If there is no such target, they are compared at
+    the hardest target that any run reaches.
 
     Args:
         lines: the lines (variants or single runs) of the comparison.

@@ -118,7 +118,7 @@ class Lines:
         return not any(line.study for line in self.lines)
 
     def begun(self) -> "Lines":
-        """Return a copy without the lines of which no run has begun.
+        """Return a copy without the lines (variants or single runs) of which no run has begun.
 
         A run has begun if it has a folder. If no run of any line has begun, all lines are kept.
         """

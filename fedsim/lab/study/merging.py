@@ -24,7 +24,8 @@ class Merged:
     Attributes:
         copied: finished runs that were copied from a source.
         present: finished runs that were in the target before the merge.
-        repeated: runs that several sources had besides the target, all with equal results.
+        repeated: runs that at least two sources had, not counting the target if it is a source. All
+            their results were equal.
         missing: runs that are finished neither in a source nor in the target.
     """
 

@@ -65,8 +65,9 @@ def predicted_work(scenario: Scenario) -> float:
 
     The work is the count of tasks of all rounds, times 1 plus the local epochs of a task. Only
     ratios between runs of a study are meaningful. A run without a limit of rounds counts as 100
-    rounds. A round of an asynchronous strategy has ``updates_of_round`` tasks. If a strategy counts
-    local steps, ten steps count as an epoch, as no data are read.
+    rounds. A round of an asynchronous strategy counts as many tasks as updates make a round
+    (``updates_of_round``). If the strategy sets local steps instead of epochs, ten steps count as
+    an epoch. The true count is not known, because the data are not read.
     """
     params = scenario.strategy
     rounds = params.horizon(scenario.stop).rounds or 100
