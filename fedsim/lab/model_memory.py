@@ -431,8 +431,8 @@ def unforeseen_lines(run: Run) -> list[str]:
 def why_single_updates(run: Run) -> str:
     """Return why the server needs single updates of a round, not only their sum, as text.
 
-    Aggregation, selection and strategy may declare a reason. The first clause of the first reason,
-    in this order, is returned; an empty text if there is none.
+    Aggregation, selection and strategy may declare a reason. If several do, the first in this order
+    counts. Only the first clause of the reason is returned; an empty text if there is none.
     """
     params = run.scenario.strategy
     aggregation = params.aggregated_by

@@ -39,10 +39,10 @@ class Link(NamedTuple):
         name: name of the link in findings.
         key: name of the link in the run's records.
         rate: rate at the run's begin (bytes/s).
-        users: the messages on the link, as triples. The first entry is the direction (``down`` or
-            ``up``). The second one is the section of the route: 0 between device and server, 1
-            between device and edge server, 2 between edge server and server. The third one is the
-            index of the place where the devices are attached or, in section 2, of the edge server.
+        users: kinds of messages that use the link, as triples (direction, section, index). The
+            direction is ``down`` or ``up``. The section of the route is 0 between device and
+            server, 1 between device and edge server, 2 between edge server and server. The index is
+            that of the place where the devices are attached or, in section 2, of the edge server.
     """
 
     name: str

@@ -254,8 +254,9 @@ class LinkSearch:
     def observed_total(self) -> float:
         """Return the total rate (bytes/s) that the transfers of all clients together have reached.
 
-        It is the 90th percentile, over busy periods (times without a break between transfers), of
-        the highest rate in the period.
+        In a busy period, at least one transfer is always under way. Its rate is the greatest ratio,
+        at any time in it, of the bytes that have arrived to the time since its begin. The result is
+        the 90th percentile of these rates.
         """
         return self._busy_rate(self._replayed_count)
 

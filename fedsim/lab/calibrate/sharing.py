@@ -34,8 +34,9 @@ class CommonLink(NamedTuple):
         capacity: rate of the link (bytes/s of payload).
         members: whether the link limits each client; bool [clients]. The other clients use the
             link too, but slower links of their own limit them.
-        chance: p-value of the permutation test, in which the times of each client are exchanged
-            between its rounds (0..1). A small value means that the clients share a link.
+        chance: p-value of the test (0..1): how often rounds vary as little in length as in the log
+            if the times of each client are exchanged at random between its rounds. A small value
+            means that the clients share a link.
         spread: relative standard deviation of one client's transfer times; median over clients.
         spread_together: relative standard deviation, over rounds, of the time until all transfers
             of the round have ended. A shared link keeps it small.

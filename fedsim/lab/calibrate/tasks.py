@@ -34,7 +34,8 @@ class Tasks(Protocol):
         client: index of the client; int64 [tasks].
         number: number of the task's round in the log; int64 [tasks].
         epochs: count of epochs of the training; int64 [tasks].
-        down, train, up: times and sizes of the download, the training and the upload.
+        down, train, up: times and sizes of the download, the training and the upload, as ``Steps``
+            with a row per task.
     """
 
     client: Ints

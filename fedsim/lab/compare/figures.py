@@ -71,8 +71,8 @@ class Reading(Spec):
         number: index of the event for ``rounds before``, from 1.
         figure: name of a measure of ``fedsim.lab.compare.measures``, which replaces ``take``.
         ledger: ledger by which ``figure`` counts bytes.
-        over, minus: ``variant`` or grid values of a second line. The figure is divided by, or
-            reduced by, the figure of this line, seed by seed.
+        over, minus: ``variant`` or grid values of a second variant. The figure is divided by, or
+            reduced by, the figure of this variant, seed by seed.
         tolerance: greatest difference of the mean from the published figure; None if the figure
             is not judged.
     """
@@ -111,9 +111,9 @@ class Reading(Spec):
 
     @property
     def comparison(self) -> dict[str, object]:
-        """Variant or grid values that select the second line, from ``over`` or ``minus``.
+        """``variant`` or grid values of a second variant, as ``over`` or ``minus`` has them.
 
-        The figure is divided by, or reduced by, the figure of this line. Empty if there is none.
+        The figure is divided by, or reduced by, the figure of this variant. Empty if there is none.
         """
         return self.over or self.minus
 

@@ -117,9 +117,9 @@ class PartSender:
 
     @property
     def newest(self) -> tuple[str, ...]:
-        """Texts with the times of change of checkpoints and intermediate results.
+        """Texts that tell whether there are new checkpoints or intermediate results in the folder.
 
-        They differ from an earlier value of this property if a checkpoint or result is new.
+        The value differs from an earlier value of this property if a checkpoint or result is new.
         """
         checkpoint_times = self._times_of("checkpoint/*/manifest.json")
         return (*checkpoint_times, *self._times_of(f"{LIVE}/{SUMMARY}"))

@@ -207,7 +207,7 @@ class Range(Spec):
 class OneOf(RootModel[Annotated[list[object], Field(min_length=1)]]):
     """List of values for a key of the scenario, each of which a search may try.
 
-    For methods that propose numbers, a value is represented by its index in the list.
+    The numbers that a search proposes are indices of values in the list.
     """
 
     @field_validator("root")
@@ -360,7 +360,7 @@ class RandomSearch(Search):
 
 
 class OptunaSearch(Search):
-    """Search that tries values near the best trials' so far.
+    """Search that tries values near the values of the best trials so far.
 
     It uses Optuna's tree-structured Parzen estimator (extra ``search``).
     """
