@@ -29,7 +29,7 @@ class Stretch(NamedTuple):
 
 
 def time_tolerance_s(end: Floats) -> Floats:
-    """Return how much (s) a message may end too early by its link's rate, for each message.
+    """Return by how much (s) each message may end earlier than its link's rate allows.
 
     One reason is the rounding of simulated times. The other one is a deadline: a message that would
     end some clock ticks after the deadline counts as complete at the deadline.

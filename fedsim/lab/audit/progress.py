@@ -21,7 +21,8 @@ def check_progress(evidence: Evidence) -> Iterator[str]:
 
     The best round is the one with the best value of a monitored metric. It is checked if the
     scenario keeps the models of the best round (``evaluation.keep_best``), or ends the run after
-    some rounds without a better value (``stop.patience``). Other scenarios must state none.
+    some rounds without a better value (``stop.patience``). For other scenarios, the summary must
+    state no best round.
     """
     run = evidence.run
     stop = run.scenario["stop"]

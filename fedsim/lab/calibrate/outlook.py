@@ -31,8 +31,8 @@ class Outlook:
     """Predicted duration of a round in which more or fewer clients take part than in the log.
 
     ``fedsim calibrate`` fits worlds to a log; a world has the speeds and links of all clients.
-    Several worlds may explain the log. With another count of clients, their rounds differ in
-    duration. If the round has more clients than the log, the others are copies of the log's
+    Several worlds may explain the log. With another count of clients, they predict different
+    durations. If the round has more clients than the log, the others are copies of the log's
     clients. To see how much the clients matter, the round is also simulated with clients that are
     drawn at random, from distributions fitted to the log's clients.
 

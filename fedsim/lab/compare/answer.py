@@ -102,8 +102,8 @@ class WorldAnswer:
     def where(self) -> str:
         """Beginning of a sentence that names the world, such as "share 0.3: ".
 
-        A world is the devices, network and data that compared runs share. Empty if there is only
-        one.
+        A world is the devices, network and data that compared runs share. The text is empty if
+        there is only one world.
         """
         return f"{self.world}: " if self.world else ""
 

@@ -32,7 +32,7 @@ class HeatMap:
     If several cells (variants at a point of the grid) share both values, the best mean counts.
 
     Attributes:
-        goal: ranking of the variants by the goal, which has the goal's measure.
+        goal: ranking of the variants by the goal.
         figures: DataFrame of means, one key as index and one as columns; NaN if there is no such
             cell, infinite if the target was missed.
     """
@@ -88,11 +88,10 @@ class CostPoint(NamedTuple):
     Attributes:
         line: the ranked line of the variant.
         first, second: its two costs, means over its runs.
-        factor: distance from the Pareto front; 1 if the point is on it. The distance from one point
-            of the front is the greater of the two ratios of costs, this point's over the other's.
-            ``factor`` is the least distance; infinite if every point of the front has a cost of 0.
-        near: name of the line of the point of the front with this distance; empty if ``factor`` is
-            1 or infinite.
+        factor: 1 if the point is on the Pareto front. Otherwise the least f such that both costs
+            are at most f times the same costs of some point of the front; infinite if every point
+            of the front has a cost of 0.
+        near: name of the line of this point of the front; empty if ``factor`` is 1 or infinite.
     """
 
     line: RankedLine
@@ -127,8 +126,8 @@ class ParetoFront:
     def runners_up(self) -> list[CostPoint]:
         """Up to three variants that are not on the Pareto front, but close to it.
 
-        A variant is close if some variant on the front has both costs at least 1 / 1.5 as high.
-        The closest variant is first.
+        A variant is close if each of its two costs is at most 1.5 times the same cost of some
+        variant on the front. The closest variant is first.
         """
         close_points = [point for point in self.points if 1 < point.factor <= _NEAR]
         return sorted(close_points, key=lambda point: point.factor)[:_RUNNERS_UP]

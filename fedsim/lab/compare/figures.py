@@ -47,7 +47,9 @@ class Reading(Spec):
         title: the figure's name, with its unit.
         take: how the figure is computed.
 
-            - ``max``, ``mean``, ``median``, ``variance``, ``last``: of the values of ``column``.
+            - ``max``, ``mean``, ``median``, ``variance``: this statistic of the values of
+              ``column``.
+            - ``last``: the last of these values.
             - ``variance around a line``: variance of the values around a fitted line, for values
               that still climb.
             - ``zeros``: share of the values that are 0.

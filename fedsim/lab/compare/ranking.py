@@ -76,7 +76,7 @@ class Ranking:
 
     @property
     def has_values(self) -> bool:
-        """Whether at least one run of a ranked variant has a value of the measure."""
+        """Whether at least one run of the compared variants has a value of the measure."""
         return any(line.values for line in self.entries)
 
     @property

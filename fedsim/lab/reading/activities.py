@@ -129,7 +129,7 @@ class MessageSpan:
     data: RecordData
 
     def ends(self) -> list[MessageEnd]:
-        """Return the message at its two ends, as a timeline shows it in the rows of both.
+        """Return the message at its two ends, for a timeline with a row for each endpoint.
 
         The first is the sender. The second is the receiver; it is left out if no bytes arrived.
         """

@@ -84,7 +84,7 @@ class Worker:
             end_soon(self._job, number)
 
     def carry_out(self, order: SentOrder) -> None:
-        """Start or resume a run, wait for its end, and send its outcome to the parent.
+        """Start or resume a run, wait for its end, and send its outcome to the parent process.
 
         The message with the outcome also has the peak memory of this process. If the run raises an
         error, the outcome has the status ``failed`` and the error's message.
