@@ -171,7 +171,8 @@ class Conductor:
     Args:
         study: the planned study.
         out: folder of the study.
-        workers: the processes that carry out the runs.
+        workers: options on where the runs are carried out, and how many at a time; by default one
+            process of this machine for each core.
         only: ``VARIANT`` or ``KEY=VALUE`` texts that select runs; other runs are not done.
         shard: share of the selected runs to carry out; by default all.
         try_variants: whether to build a run of each variant first, with its data, to reject invalid

@@ -103,7 +103,8 @@ class PartSender:
 
     Args:
         folder: the run folder.
-        send: sends a message of keyword arguments, in order.
+        send: sends a message to the study's process; its keyword arguments are the entries of the
+            message. Messages have to arrive in the order of the calls.
     """
 
     def __init__(self, folder: Path, send: Callable[..., None]) -> None:

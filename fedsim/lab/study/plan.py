@@ -254,7 +254,8 @@ def read_study(
     Args:
         study: a TOML file, the name of a shipped study, or tables, whose paths are relative to the
             working directory.
-        changes: ``key.path=value`` texts that override the bases.
+        changes: ``key.path=value`` texts that override the base scenarios of the study, its sizes
+            and its parts.
         size: name of a size, which overrides ``size`` of the study.
         seeds: replaces the study's seeds by 1 to ``seeds``.
         until_sure: keys that override keys of the study's table ``[until_sure]``.

@@ -275,9 +275,8 @@ class StudySpec(Spec):
         seeds: seeds of the runs; every variant is run once with each seed.
         variants: by name, the changes that make a variant out of the base: tables as in a scenario,
             or dotted keys.
-        grid: dict from dotted key of the scenario to the list of its values. Instead of a key, it
-            may have the name of one of the ``sets``, with a list of names of values of this set.
-            Every variant is run with every combination.
+        grid: lists of values by dotted key of the scenario, or lists of names of values by the name
+            of one of the ``sets``. Every variant is run with every combination.
         search: a search for the best values of each variant, at every point of the grid.
         sets: changes of several keys that the grid varies together: name of a set -> name of a
             value -> the changes that are made for this value.
