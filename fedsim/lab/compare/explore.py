@@ -63,12 +63,12 @@ class HeatMap:
         finite_figures = [figure for figure in figures if math.isfinite(figure)]
         worst = min(finite_figures)
         best = max(finite_figures)
-        if self.goal.measure.is_cost:
+        if self.goal.measure.best == "least":
             worst, best = best, worst
-            if best > 0:  # so that all costs have a logarithm
-                value = math.log(value)
-                worst = math.log(worst)
-                best = math.log(best)
+        if self.goal.measure.is_cost and best > 0:  # so that all costs have a logarithm
+            value = math.log(value)
+            worst = math.log(worst)
+            best = math.log(best)
         return 1.0 if worst == best else (value - worst) / (best - worst)
 
     def table(self) -> ComparedTable:
@@ -173,13 +173,13 @@ def heat_map(answer: WorldAnswer) -> HeatMap | None:
     if len(keys) < 2 or not answer.rankings:
         return None
     goal = answer.rankings[0]
-    is_cost = goal.measure.is_cost
+    is_least_best = goal.measure.best == "least"
     # the variant first, then the keys with the most values
     row_key, column_key = sorted(keys, key=lambda key: (key != VARIANT, -frame[key].nunique()))[:2]
-    # a missed target is worse than any figure
-    comparable = frame.fillna({_FIGURE: math.inf if is_cost else -math.inf})
+    # a missed target, or a metric that was not measured, is worse than any figure
+    comparable = frame.fillna({_FIGURE: math.inf if is_least_best else -math.inf})
     cells = comparable.groupby([row_key, column_key], sort=False)[_FIGURE]
-    best = cells.min() if is_cost else cells.max()
+    best = cells.min() if is_least_best else cells.max()
     figures = best.unstack(column_key)
     figures = figures.reindex(index=frame[row_key].unique(), columns=frame[column_key].unique())
     return HeatMap(goal, figures)

@@ -20,9 +20,17 @@ from scipy.stats import ttest_1samp, ttest_rel
 import fedsim
 from fedsim.common.errors import ScenarioError
 from fedsim.lab.compare.answer import WorldAnswer, answers, usual_target
+from fedsim.lab.compare.cells import VARIANT
 from fedsim.lab.compare.explore import ParetoFront, fronts, heat_map, in_words
 from fedsim.lab.compare.lines import ComparedLine, Lines
-from fedsim.lab.compare.measures import cost_of, measure, measures, read_goal, read_work
+from fedsim.lab.compare.measures import (
+    Measure,
+    cost_of,
+    measure,
+    measures,
+    read_goal,
+    read_work,
+)
 from fedsim.lab.compare.paired import mean_of, paired_difference, pairs_to_tell
 from fedsim.lab.compare.ranking import RankedLine, Ranking
 from fedsim.lab.reading.targets import Target, best_accuracy_within
@@ -340,6 +348,23 @@ def test_of_variants_with_the_same_first_cost_one_is_on_the_front() -> None:
     front = front_of({"more": (10.0, 9.0), "less": (10.0, 7.0), "dear": (20.0, 6.0)})
     assert [point.line.name for point in front.front] == ["less", "dear"]
     assert [point.line.name for point in front.runners_up] == ["more"]
+
+
+def test_the_best_cell_of_a_metric_of_which_less_is_better_has_the_least() -> None:
+    values = {("a", 1, 5): 9.0, ("a", 1, 6): 8.0, ("a", 2, 5): 12.0, ("b", 1, 5): 10.0}
+    values |= {("a", 2, 6): 13.0, ("b", 1, 6): 11.0, ("b", 2, 5): 20.0, ("b", 2, 6): 21.0}
+    lines = []
+    cells = {}
+    for index, ((variant, batch, epochs), value) in enumerate(values.items()):
+        lines.append(RankedLine(index, f"{index}", False, {1: value}, frozenset({1})))
+        cells[index] = {VARIANT: variant, "batch": batch, "epochs": epochs}
+    perplexity = Measure("perplexity", "", "accuracy", best="least", test="final")
+    ranking = Ranking(perplexity, tuple(lines), None)
+    table = heat_map(WorldAnswer("", None, (ranking,), (), cells=cells))
+    assert table is not None
+    assert table.figures.to_numpy().tolist() == [[8.0, 12.0], [10.0, 20.0]]
+    assert [table.share(value) for value in (8.0, 14.0, 20.0)] == [1.0, 0.5, 0.0]
+    assert table.text(8.0).endswith(" *")
 
 
 # by a table of t: 18 pairs of mean 1 and deviation 2, not 17
