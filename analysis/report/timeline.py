@@ -163,7 +163,8 @@ class _ColumnsOfLanes:
         workers = np.array(sorted({step.device for step in steps}), dtype=np.int64)
         if not len(workers):
             return all_devices[:most_lanes]
-        # limits the steps by the count of devices, as if all devices had equally many steps
+        # Fewer devices are shown, so that about ``most_steps`` steps remain if all devices have
+        # equally many.
         share = min(1.0, most_steps / max(1, len(steps)))
         most = min(most_lanes, max(1, int(len(workers) * share)))
         return workers[style.choose_evenly(len(workers), most)]

@@ -28,7 +28,8 @@ SEARCH_RULE = (
 )
 WRITING = ".writing"  # suffix of names of incomplete files
 _TOO_DEEP = "it is nested too deeply"
-_MOST_PARTS = 100  # most parts of a dotted key, with whose square the parser's time grows
+# most parts of a dotted key: the parser's time grows with the square of their count
+_MOST_PARTS = 100
 _TOML_STRING = re.compile(r""""(?:[^"\\]|\\.)*+"?|'[^']*+'?""")
 _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 

@@ -281,7 +281,7 @@ class ClientSide:
         if self._trainer.state == "kept":  # each device keeps its own state
             before = self.devices.of(task.device).state.get(f"trainer/{number}")
         if self._trainer.state == "sent" and TaskContext.of(task).instruction.job == "train":
-            before = training.start  # the server sends the state with the model
+            before = training.start  # the server has sent the trainer's state with this model
         return self._learner.train(
             training,
             task.device,
@@ -320,7 +320,8 @@ class ClientSide:
         update = self.train(task, training, len(ahead), version)
         self._learner.compute_now(update)
         ahead.append(update)
-        share = update.numbers.get("share", 1.0)  # of the batches, taken before the early stop
+        # share of the planned batches that the trainer took before it stopped
+        share = update.numbers.get("share", 1.0)
         return replace(step, training=replace(training, share=share))
 
     def _resolve(self, model: ModelOrResult, earlier: tuple[Ref, ...]) -> Ref | None:

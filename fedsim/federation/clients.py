@@ -21,7 +21,8 @@ from fedsim.federation.notices import NoticeKind
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
 
-_BYTES_PER_DEVICE = 200  # memory for a device's phase and ID (bytes), if all devices are looked at
+# memory for each device while all devices are examined, as in a selection (bytes)
+_BYTES_PER_DEVICE = 200
 _INTEGERS = (int, np.integer)
 # least count of devices whose availability is checked at once: 1 takes about as long as 16
 _LEAST_CHECKED = 16

@@ -92,7 +92,8 @@ class FormerNames(Spec):
         The subclass gets properties ``traits`` and ``why_not`` that have these values.
         """
         super().__pydantic_init_subclass__(**options)
-        # property that replaces former names -> present name in it -> declared value
+        # ``traits`` or ``why_not``, which replace the former names -> name of an entry in it -> the
+        # value that the class declares under the entry's former name
         declared: dict[_Holder, dict[str, object]] = {"traits": {}, "why_not": {}}
         for name, value in vars(cls).items():
             former = vars(FormerNames).get(name)  # the descriptor by which instances read it

@@ -105,7 +105,8 @@ class Reasons:
                 "'deadline.since' is 'download', which bounds one training, but "
                 f"{self.training_limit}; allowed is 'round'"
             )
-        # the first reason of strategy, aggregation or selection, if any needs single updates
+        # why the server has to see each update, and not only their sum: the first reason that the
+        # strategy, the aggregation or the selection has
         why_single_updates = self.sum_alone
         if aggregation is not None:
             why_single_updates = why_single_updates or aggregation.why_single_updates

@@ -222,8 +222,8 @@ class Synthetic(Spec):
         self, size: int, generator: np.random.Generator
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Draw a device's samples, float32 [size, features], and their labels, int64 [size]."""
-        u, mean_centre = generator.normal(0.0, [self.alpha, self.beta])  # u and B
-        centre = generator.normal(mean_centre, 1.0, self.features)  # v
+        u, mean_centre = generator.normal(0.0, [self.alpha, self.beta])  # u and B of the source
+        centre = generator.normal(mean_centre, 1.0, self.features)  # v of the source
         weights = generator.normal(u, 1.0, (self.features, self.classes))
         bias = generator.normal(u, 1.0, self.classes)
         # standard deviation of each feature: feature j has the variance j ** -1.2

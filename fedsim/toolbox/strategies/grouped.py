@@ -480,7 +480,7 @@ class Grouped(Synchronous[G]):
                 del self.state.open[preparation.task]
                 self._ask(device, continues=True)
         if len(self.state.received) >= self.params.enough:
-            # Enough updates have arrived: trainings that start now are ended by the deadline.
+            # Enough updates have arrived: the deadline is now, also for the trainings asked above.
             self.server.timer(RoundTimer.DEADLINE, self.server.now)
 
 

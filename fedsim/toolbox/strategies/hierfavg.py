@@ -284,8 +284,8 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             state.open[task] = device
             edge_round.open.append(task)
             if not is_first:
-                # The client was counted as valid for its last task, and now has another one. Only
-                # its last task of the round counts.
+                # The client was counted as valid for its previous task, and now has another one.
+                # Only its final task of the round counts.
                 state.valid -= 1
         if not edge_round.open:
             await self._end_edge_round(edge)

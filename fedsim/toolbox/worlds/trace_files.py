@@ -27,7 +27,7 @@ from fedsim.common.units import CLOCK_END_S
 from fedsim.toolbox.worlds.trace_members import files_of, members
 from fedsim.world.device_table import IDS
 
-_PACKET_BYTES = 1500.0  # size of a packet (bytes)
+_PACKET_BYTES = 1500.0  # Mahimahi's traces have a line for each packet of this size (bytes)
 _PACKET_STEP_S = 0.1  # length of the intervals over which rates of a packet file are averaged (s)
 _SINGLE_ROW_S = 1.0  # length of a trace that has a single row (s)
 _MOST_RATE = 1e15  # bytes/s
