@@ -71,8 +71,7 @@ class PartSum(Protocol):
 class Calculator(Protocol):
     """Interface by which a ``Stream`` computes single models; ``ModelComputing`` implements it.
 
-    A ``Stream`` decides in which order models are computed. The models from which a model is
-    computed come before that model.
+    A ``Stream`` calls it for models whose parents, the models that they need, are computed.
 
     Attributes:
         workers: count of workers.
@@ -85,9 +84,10 @@ class Calculator(Protocol):
     def at_once(self) -> int: ...
 
     def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights | ComputedWeights]:
-        """Begin to compute models, of which none is a mix (weighted sum).
+        """Begin to compute models of any recipe but ``Mixed`` (a weighted sum), without waiting.
 
-        Return for each model its weights, or its future result if a worker computes it.
+        The list has an item for each model: a ``ResultOf`` if a worker computes the model, else the
+        model's weights, as an array (``Weights``) or on a torch device (``ComputedWeights``).
         """
 
     def finish(self, ref: Ref, result: Any) -> None:
@@ -105,7 +105,8 @@ class Calculator(Protocol):
     def substitute(self, otherwise: Ref | None) -> Weights | ComputedWeights:
         """Return the weights that replace a weighted sum which cannot be computed, float32 [d].
 
-        They are the weights of the model ``otherwise``, or NaN if it is None.
+        An example is a sum of models of which none is finite. The result has the weights of the
+        model ``otherwise``, or NaN if ``otherwise`` is None.
         """
 
     def nothing(self) -> Weights:
@@ -125,8 +126,7 @@ class ModelNode(Ref):
     Attributes:
         reference: weak reference to the model, which gets the result; None if no model gets it.
         uses_left: count of later steps of the computation that need the node's weights.
-        recipes_left: how often the node occurs in recipes of other nodes that may still be carried
-            out, for the first time or again.
+        recipes_left: count of the node's occurrences in recipes that other nodes still have.
         stays: whether the weights must stay in memory after the computation.
         spare_recipe: recipe of a computed node; ``recipe`` gets it back when the weights are freed,
             so that the node can be computed again.
@@ -159,8 +159,8 @@ def build_graph(
     Args:
         targets: models to compute; computed models are skipped.
         stay: whether the weights of the targets must stay in memory after the computation.
-        is_repetition: whether models are computed a second time. The models that the targets need
-            are then nodes of the first computation. They keep their recipes, and get no result.
+        is_repetition: whether the targets are weighted sums that are computed again, as a model of
+            the sum was not finite. All other models then keep their recipes, and get no result.
 
     Returns:
         The nodes of the uncomputed targets, without duplicates.

@@ -216,14 +216,14 @@ class FederatedData:
         return self.shard(device, self.version(device))
 
     def replace_shard(self, device: int, shard: Shard) -> int:
-        """Replace a device's data by a new version, when the data of devices shift.
+        """Replace a device's data by a new version; a shift of data calls this method.
 
-        ``truth``, the group to which the device's data belong, is not changed; a shift that moves
-        the device to another group changes it too.
+        The attribute ``truth``, the true group of each device, stays as it is. If the new data
+        belong to another group, the shift itself must set ``truth[device]``.
 
         Args:
             device: index of the device.
-            shard: the next version of the device's shard.
+            shard: the new samples of the device, and their transformation.
 
         Returns:
             The index of the new version.
@@ -375,14 +375,14 @@ class FederatedData:
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
     """Divide a device's samples into 2^``splits`` similar parts, and return one of them.
 
-    It is used for trainings on a part of a device's samples. Two parts' counts of a label differ by
-    at most 1, and so do the sizes of two parts. One more split halves part x into the parts x and
-    x + 2^splits.
+    It is used for trainings on a part of a device's samples. Any two parts differ by at most 1 in
+    their count of samples of a label, and in their count of all samples. With ``splits`` + 1 in
+    place of ``splits``, part k is halved into the parts k and k + 2^``splits``.
 
     Args:
         labels: label of each sample, int64 [n].
-        splits: how many times the samples are halved.
-        number: number of the part, 1 to 2^``splits``.
+        splits: how many times the samples are halved; 0 for a single part with all samples.
+        number: number of the part that is returned, 1 to 2^``splits``.
 
     Returns:
         Indices of the samples in the part, sorted by label, int64.

@@ -204,8 +204,8 @@ class Shift(Spec):
     ) -> list[Change]:
         """Change the data of devices on one occasion, by ``data.replace_shard``.
 
-        If the changed data belong to another group of devices, ``data.truth``, the true group of
-        each device, must be changed too.
+        ``data.truth`` is the true group of each device: of devices with similar data. If a device's
+        new data belong to another group, an override must change ``data.truth`` too.
 
         Args:
             data: the data of all devices, changed in place.
@@ -223,8 +223,8 @@ class SwapAll(Shift):
     """Shift by which devices in random pairs exchange their complete training and test data.
 
     On each occasion the devices that may change are paired at random, and each pair exchanges with
-    ``probability``. Rotation, labels, distortions and the true group go along (Duan et al. 2021,
-    FlexCFL, section 5.3, and its code).
+    ``probability``. The samples keep their rotation, label map and augmentation, and the devices
+    exchange their true groups too (Duan et al. 2021, FlexCFL, section 5.3, and its code).
 
     Attributes:
         probability: probability that a pair swaps, on each occasion.

@@ -27,17 +27,19 @@ def choose_solver(
     Args:
         model: a description of fedsim's own layers, or a torch module.
         device: the torch device on which the solver computes.
-        solver_name: ``training.solver``: ``reference``; ``fast``, which allows gradients in closed
-            form, and stacks of models on a GPU; or ``cohort``, stacks on any device.
+        solver_name: ``training.solver``: ``reference``, plain torch on any device; ``fast``, which
+            allows gradients in closed form on a CPU, and stacks of models on a GPU; or ``cohort``,
+            stacks on any device. Not used for a trainer other than fedsim's SGD.
         trainer: the scenario's trainer; None for fedsim's SGD.
         losses: a function that computes the loss of each sample, [n]; None for cross-entropy.
         lanes: ``training.lanes``, the count of models in a stack.
 
     Returns:
-        For a trainer other than fedsim's SGD, ``CohortByTrainer`` if it trains several devices at
-        once, else ``ByTrainer``. For fedsim's SGD, ``Cohort`` if ``solver_name`` is ``cohort``, or
-        on a GPU; ``Dense`` for dense layers with cross-entropy on a CPU; ``Reference`` in all other
-        cases.
+        For a trainer other than fedsim's SGD, ``CohortByTrainer`` if the trainer trains several
+        devices at once, else ``ByTrainer``. For fedsim's SGD: ``Reference`` for ``reference``, also
+        on a GPU; ``Cohort`` for ``cohort``, and for ``fast`` on a GPU; for ``fast`` on a CPU
+        ``Dense`` if ``model`` is a description of dense layers and the loss is cross-entropy, else
+        ``Reference``.
 
     Raises:
         ScenarioError: the solver or the model does not take ``training.precision``.
@@ -92,9 +94,10 @@ def torch_device(name: str) -> torch.device:
 
 
 def refuse_different_gpus() -> None:
-    """Raise ``ScenarioError`` unless all GPUs that this process sees are of one model.
+    """Raise ``ScenarioError`` if the GPUs that this process sees are of several product types.
 
-    The last bits of a result depend on the model of the GPU, and so on the worker that computes it.
+    The type of a GPU determines the last bits of its results. Workers with different GPUs would
+    therefore compute different results.
     """
     models = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     if len(set(models)) > 1:

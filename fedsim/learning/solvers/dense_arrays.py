@@ -30,14 +30,14 @@ class Rule(NamedTuple):
 class Parameter(NamedTuple):
     """Weights or biases of a layer in training by compiled loops, with all that an SGD step reads.
 
-    The arrays may be stacks of several layers' parameters. Arrays that the settings of SGD do not
-    need, such as ``velocity`` without momentum, have no rows.
+    All arrays have one shape, [rows, columns], or [layers, rows, columns] for a stack of several
+    layers' parameters. An array that the settings of SGD do not need has 0 rows.
 
     Attributes:
         weight: the present values.
-        velocity: the velocity of momentum.
-        start: weights before the first step, to which the proximal term pulls.
-        constant: the part of the gradient that is equal in all steps.
+        velocity: the velocity; 0 rows without momentum.
+        start: weights before the first step, for the proximal term; 0 rows without this term.
+        constant: the part of the gradient that is equal in all steps; 0 rows if there is none.
     """
 
     weight: AnyFloats
@@ -49,20 +49,22 @@ class Parameter(NamedTuple):
 class FirstLayer(NamedTuple):
     """First layer of a model in training by compiled loops: its kernel, or coefficients of samples.
 
-    In *weight space* SGD steps change the kernel W. In *sample space* they change the coefficients
-    A of the device's samples X in W = a W_0 + b C + A^T X, where W_0 is the kernel before the
-    training, and C the part of the gradient that is equal in all steps.
+    In *weight space* SGD steps change the kernel W. In *sample space* W is not stored. It is the
+    sum a W_0 + b C + A^T X. The steps change A, the coefficients of the device's samples X. W_0 is
+    the kernel before the training, and C the part of the gradient that is equal in all steps. The
+    numbers a and b are known for each step before the training.
 
     Attributes:
-        features: [n, c]: in weight space the samples; in sample space their inner products with all
-            samples, with columns padded with zeros.
-        kernel: the factor of ``features``, [outputs padded to fours, c]: in weight space the kernel
-            W, in sample space the coefficients A.
-        products: in sample space the products of the samples with W_0 (and C), [1 or 2, n,
-            outputs]; empty in weight space, where they are not used.
-        shares: coefficient of W_0 (and C) in the kernel before each step, [1 or 2, steps + 1].
-        is_transposed: whether ``kernel`` is transposed, [c, outputs], which is faster for many
-            outputs.
+        features: [n, c]. In weight space the samples. In sample space the inner products of each
+            sample with all samples, with columns of zeros as padding.
+        kernel: W in weight space, A in sample space; [r, c], where r is the count of outputs,
+            rounded up to a multiple of four.
+        products: in sample space the products of the samples with W_0, and with C if there is a C,
+            [1 or 2, n, outputs]; empty in weight space.
+        shares: in sample space a, and b if there is a C, before each step and after the last,
+            [1 or 2, steps + 1]; empty in weight space.
+        is_transposed: whether ``kernel`` is A^T instead, [c, outputs], as this is faster for many
+            outputs; False in weight space.
     """
 
     features: AnyFloats

@@ -34,9 +34,10 @@ def descend(
 
     Args:
         first_layer: the first layer.
-        kernels: kernels of all later layers, padded to one shape, [layers - 1, outputs, inputs],
-            where outputs are a multiple of four.
-        biases: all biases, [layers, 1, outputs].
+        kernels: kernels of all later layers, padded with zeros to one shape, [layers - 1, rows,
+            columns]; the count of rows is the most outputs of a layer, rounded up to a multiple of
+            four, and the count of columns the most inputs.
+        biases: biases of all layers, padded with zeros to one shape, [layers, 1, columns].
         sizes: count of outputs of each layer, int64 [layers].
         plan: labels and batches.
         rule: the rule of an SGD step.

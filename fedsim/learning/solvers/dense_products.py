@@ -68,7 +68,7 @@ def add_products(
     factors: AnyFloats,
     scale: np.floating,
 ) -> None:
-    """Add the product of two matrices to ``target``, in place, four rows at a time.
+    """Add scale x factors^T sources[positions] to ``target``, in place, four rows at a time.
 
     To each row of ``target``, scale x sum_k factors[k, row] sources[positions[k]] is added.
 

@@ -41,7 +41,7 @@ def descend_kernel(
 def descend_coefficients(
     first_layer: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule
 ) -> None:
-    """Change the coefficients of the samples in the first layer by one SGD step, in place.
+    """Change the first layer's coefficients by one SGD step, in place (sample space).
 
     In sample space the kernel is W = a W_0 + b C + A^T X, with the device's samples X and their
     coefficients A. The gradient of A is ``error``, the gradient with respect to the layer's
