@@ -65,7 +65,8 @@ class Batches:
 def batch_width(samples: int, batch_size: int) -> int:
     """Return the count of samples to which each batch of a device is padded.
 
-    The count depends only on the arguments, so that results do not depend on other devices.
+    It is the batch size, or less for a device with few samples: their count, rounded up to a power
+    of two, and at least 64. The result depends on no other device.
 
     Args:
         samples: count of the device's samples.
@@ -232,12 +233,13 @@ class ParameterStep:
     def descend_product(self, left: Tensor, right: Tensor) -> None:
         """Change a matrix by one SGD step, given its gradient as a product of two matrices.
 
-        The gradient of the mean loss is ``left @ right``, which is added in place, without a
-        temporary tensor.
+        The gradient of the mean loss is ``left @ right``. The product is added to the velocity, or
+        without momentum to the parameter, without a temporary tensor. This method adds the
+        gradients of all other terms.
 
         Args:
-            left: [outputs, b].
-            right: [b, inputs].
+            left: gradient with respect to a layer's outputs, transposed, [outputs, b].
+            right: the layer's inputs, [b, inputs].
         """
         descent = self.descent
         weight = self.parameter
@@ -284,28 +286,32 @@ class TrainingTask(NamedTuple):
 class LocalSolve:
     """Inputs of a device's local training: its start, samples, batches, and terms of the loss.
 
-    Each model among the inputs is a tensor on the solver's torch device, or an array on the host.
+    The fields ``weights``, ``anchor`` and ``linear`` are tensors on the solver's torch device, or
+    arrays on the host.
+
+    Attributes:
+        weights: the start: the model before the training, float [d].
+        x: the device's samples, [n, *shape].
+        y: targets of the samples, [n, ...].
+        batches: the samples of each step.
+        key: 64 random bits, for dropout and other random draws of the model.
+        anchor: the point to which the proximal term pulls, float [d]; None for the start.
+        linear: vector that is added to the gradient of every step, float [d]; None for 0.
+        contrast: MOON's contrastive term and the device's previous model; None for no term.
+        task: device, round and length of the training.
+        state: name -> array of the trainer's state; None or empty to begin without a state.
     """
 
     weights: FlatModel
-    """the start: the model before the training, float [d]."""
     x: Tensor
-    """the device's samples, [n, *shape]."""
     y: Tensor
-    """their targets, [n, ...]."""
     batches: Batches
-    """the samples of each step."""
     key: int = 0
-    """64 random bits, for dropout and other random draws of the model."""
     anchor: FlatModel | None = None
-    """the point to which the proximal term pulls, float [d]; None for the start."""
     linear: FlatModel | None = None
-    """added to the gradient of every step, float [d]; None for 0."""
     contrast: Contrast | None = None
-    """MOON's contrastive term and the device's previous model; None for no term."""
     task: TrainingTask = field(default_factory=TrainingTask)
     state: Mapping[str, AnyArray] | None = None
-    """name -> array of the trainer's state; None or empty to begin without a state."""
 
     def copied_start(self) -> FlatModel:
         """Return a copy of the start, the model before the training, float [d]."""
@@ -313,7 +319,9 @@ class LocalSolve:
         return start.clone() if isinstance(start, Tensor) else start.copy()
 
     def has_constant(self, descent: Descent) -> bool:
-        """Return whether a part of the gradient is equal in all steps (``constant``).
+        """Return whether a part of the gradient is equal in all steps (method ``constant``).
+
+        There is such a part if the training has a linear term, or a proximal term with an anchor.
 
         Args:
             descent: the rule of an SGD step, which has the factor mu of the proximal term.
@@ -323,8 +331,9 @@ class LocalSolve:
     def constant(self, descent: Descent) -> FlatModel | None:
         """Return the part of the gradient that is equal in all steps, float [d]; None for 0.
 
-        The part is linear + mu (start - anchor). The other part of the proximal term's gradient,
-        mu (w - start), is computed in each step.
+        The part is linear + mu (start - anchor), with the fields ``linear`` and ``anchor``, and
+        the start in the field ``weights``. The other part of the proximal term's gradient is
+        mu (w - start), where w is the present model. It is computed in each step.
 
         Args:
             descent: the rule of an SGD step, which has the factor mu of the proximal term.

@@ -53,11 +53,12 @@ class StackKind(NamedTuple):
 
     Attributes:
         width: samples in a padded batch.
-        descent: the rule of a step, with ``lr`` set to 0, as learning rates may differ.
+        descent: the rule of a step, with ``lr`` set to 0, as the learning rates of fedsim's SGD may
+            differ within a stack.
         contrast: weight and temperature of the contrastive term of the loss; None for no term.
         has_constant: whether a part of the gradient is equal in all steps.
-        session: numbers on which the steps of a trainer's optimiser depend; None for steps of
-            fedsim's SGD.
+        session: learning rate, round and counts of steps, as far as the steps of a trainer's own
+            optimiser depend on them; None for fedsim's SGD.
     """
 
     width: int
@@ -326,10 +327,11 @@ class Cohort(Reference):
     def try_stack(self, solve: LocalSolve, descent: Descent) -> str:
         """Test by one SGD step whether trainings with batches of this size can be stacked.
 
-        If they can, the size is added to ``stackable_widths``. The step must agree with plain
-        torch, and have the same bits in each lane (place) of a stack. On a CPU the bits differ for
-        some sizes of tensors, as the order of a product's sums depends on whether a lane's matrix
-        begins at a cache line.
+        If they can, the size is added to ``stackable_widths``. There are two conditions. The
+        change by the step must agree with the change that ``Reference`` computes, up to rounding.
+        The gradients must have the same bits in each lane (place) of a stack. They do not for some
+        sizes of tensors on a CPU: the order of the sums in a matrix product depends on whether a
+        lane's matrix begins at a cache line.
 
         Args:
             solve: the training of which the first step is tried.

@@ -60,12 +60,12 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
 
 
 def compiled(function: F) -> F:
-    """Decorator that compiles a function which only compiled functions call (numba).
+    """Decorator that compiles a function by numba, for calls from compiled functions only.
 
-    The function's machine code becomes part of each caller's code (``forceinline``), so that
-    results have the same bits in all processes. Otherwise they would differ: the process that
-    compiles would run a version of the function that was optimised alone, and later processes would
-    run the version that was stored with the caller.
+    The function's machine code becomes part of each caller's code (``forceinline``). The bits of
+    results are then equal in all processes. Without ``forceinline``, the process that compiles the
+    caller would run a separately optimised version of the function. Processes that load the
+    caller's stored code would run the version in that code, and could round differently.
     """
     dispatcher: F = _njit(no_cpython_wrapper=True, forceinline=True)(function)
     return dispatcher

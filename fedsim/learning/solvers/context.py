@@ -24,8 +24,8 @@ class LocalData:
     """A device's samples in a local training; iterating over it yields the batches of all epochs.
 
     Each batch is yielded once, as samples [b, *shape] and labels [b]. The order of the batches
-    depends only on the device and its task. Before each batch, the iterator sets the key of the
-    model's random draws, such as dropout.
+    depends only on the device and on the key of its training. Before each batch, the iterator sets
+    the seed of the model's random draws, such as dropout.
 
     Args:
         model: the module in training, whose layers of dropout get the keys.

@@ -263,12 +263,14 @@ def train(
     """Train a model of dense layers in place, by compiled loops.
 
     Args:
-        flat: the model, [d], in torch's memory, which is aligned.
+        flat: the model, [d], which is trained in place. The array must share memory that torch has
+            allocated, as its alignment determines the last bits of the result.
         sizes: count of features, then the count of outputs of each layer.
         solve: the device's start, samples and batches, of at least one step.
         descent: the rule of an SGD step.
-        prepare_first_layer: ``_in_weight_space`` or ``_in_sample_space``, which prepare the
-            training of the first layer.
+        prepare_first_layer: function that prepares the training of the first layer:
+            ``_in_weight_space`` (steps change the kernel), or ``_in_sample_space`` (steps change
+            coefficients of the device's samples, whose sum is the change of the kernel).
 
     Returns:
         The mean loss over the last epoch.

@@ -295,9 +295,9 @@ class Reference(Solver):
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
         """Return a context for a training of a copy of the module, which holds the start weights.
 
-        If the module draws random numbers in trainings (``keyed``), they are a function of device
-        and step in this context. At the end of the context, ``drawn["training"]`` is set to True if
-        the module has drawn any; ``probe`` reads it.
+        If ``keyed["training"]`` is set, torch's random draws in this context are a function of
+        device and step. At the end of the context, ``drawn["training"]`` is then set to True if the
+        module has drawn random numbers. ``probe`` reads ``drawn``.
 
         Args:
             copied_module: the copy of the module.

@@ -66,20 +66,29 @@ class ModuleCopy:
         self.uses = 0
 
     def restore(self) -> None:
-        """Put back the original tensors of sent buffers that a forward pass has replaced."""
+        """Put back the original tensors of buffers that a forward pass has replaced.
+
+        Only the buffers of the flat model are put back: float buffers that are sent with the
+        parameters.
+        """
         for part, key, tensor in self._model_buffers:
             part._buffers[key] = tensor
 
     def is_replaced(self, name: str) -> bool:
-        """Return whether a forward pass has replaced the tensor of the sent buffer ``name``."""
+        """Return whether a forward pass has put another tensor in place of a buffer's original.
+
+        Args:
+            name: torch's name of a buffer of the flat model, such as ``1.running_mean``.
+        """
         original = self.model_tensors[name]
         owners = [(part, key) for part, key, tensor in self._model_buffers if tensor is original]
         return any(part._buffers.get(key) is not original for part, key in owners)
 
     def trained_tensors(self) -> dict[str, Tensor]:
-        """Return the trained parameters and sent buffers of the module after a training.
+        """Return the tensors of the module's flat model after a training.
 
-        Forward passes may have replaced the tensors of buffers; these are then the new tensors.
+        These are the trained parameters, and the float buffers that are sent with them. If a
+        forward pass has replaced the tensor of a buffer, the result has the new tensor.
 
         Returns:
             Torch's name -> tensor.
@@ -168,13 +177,16 @@ class Watch:
     ) -> R:
         """Run a training or test on this thread's copy of the module, and check for hidden state.
 
-        Hidden state (memory) is all that the module keeps outside its flat model, which consists
-        of the trained parameters and the sent buffers. A use is one training or one test.
+        A use is one training or one test. Hidden state is all that the module keeps outside its
+        flat model (the trained parameters, and the buffers that are sent with them). If the
+        attribute ``is_on`` is False, nothing is checked. Otherwise these uses are checked:
 
-        If ``is_on``, every training is checked for random draws. The memory is checked in the
-        copy's first trainings, and later in about every eighth, because a change persists. A test
-        is checked for draws and memory if the copy's count of uses is a power of two. Once a
-        harmless change is known, memory is checked in every use.
+        - For random draws from global generators: every training, and a test if the copy's count
+          of uses is a power of two.
+        - For changes of hidden state: the copy's first trainings, later about every eighth
+          training, and the same tests. A change persists, so that a later check finds it too.
+        - For changes of hidden state, once a change without effect on results is known
+          (``harmless``): every use.
 
         Args:
             work: loads weights into the copy, and computes.
@@ -186,8 +198,8 @@ class Watch:
             The result of ``work``.
 
         Raises:
-            SimulationError: the module raises an error, leaves changed memory, or draws from a
-                global generator.
+            SimulationError: the module raises an error, draws from a global generator or from the
+                system's entropy, or changes hidden state in a way that is not ``harmless``.
         """
         copied_module = getattr(self._threads, "copy", None)
         if copied_module is None:
