@@ -39,11 +39,11 @@ class Derived(StoredTensor):
 
     @classmethod
     def of(cls, recipe: Applied) -> "Derived":
-        """Build the weights from a recipe whose function is ``spliced``.
+        """Build the weights that a recipe describes: a model with some slices replaced.
 
         Args:
-            recipe: call of ``spliced``, which replaces slices of a model; its two models, the whole
-                model and the slices' values, are computed.
+            recipe: a call of the function ``spliced``, whose arguments are the whole model, the
+                values of the slices, and their places. Model and values must be computed.
         """
         model, values = recipe.models
         assert model.held is not None
@@ -81,11 +81,12 @@ def derived_of(recipe: Recipe | None, models: Sequence[Ref | None]) -> Derived |
 
     Args:
         recipe: the description of the computation of the model; None for a model without any.
-        models: the models of the recipe, computed; None for a model that is stored nowhere, because
-            nothing else needs it.
+        models: the models from which the recipe computes, in order, computed. None in place of a
+            model that is not stored, because nothing but the recipe needs it.
 
     Returns:
-        The weights; None if they must be stored as a whole array.
+        The description; None if the weights must be stored as a whole array, for example because
+        the recipe is no call of ``spliced`` or one of ``models`` is None.
     """
     if not isinstance(recipe, Applied) or not is_spliced(recipe):
         return None

@@ -97,7 +97,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Share of correct answers over all entries; NaN if it is not defined.
+        """Share of correct answers, over all tests of the evaluation; NaN if it is not defined.
 
         There is one answer per test sample or token. The accuracy is not defined if there are no
         answers, or if the objective has no accuracy, such as a regression.
@@ -123,7 +123,7 @@ class Evaluation:
         return dict(zip(self.devices, self._ratios(self.correct), strict=True))
 
     def accuracy_and_loss(self, over: AccuracyOver) -> AccuracyAndLoss:
-        """Return accuracy and loss over all entries; None for a value that cannot be computed.
+        """Return accuracy and loss of all tests together; None for a value that is not defined.
 
         Args:
             over: ``pooled`` for values over all answers, ``device-mean`` for the mean of the

@@ -117,12 +117,12 @@ class Model(Spec):
 
         Args:
             by: the quantity that is reduced. ``width``: the share of channels and units. ``rank``:
-                the rank of the adapters. ``adapters``: the rank, too, and only the adapters are
-                trained.
-            size: the value of this quantity in the smaller model.
+                the rank of the low-rank adapters. ``adapters``: the rank of the adapters, and the
+                key ``model.train`` is ignored, so that only the adapters are trained.
+            size: the value of this quantity in the smaller model, at most its value in this model.
 
         Raises:
-            ScenarioError: the model has no such quantity, or has a smaller value of it.
+            ScenarioError: the model has no such quantity, or ``size`` is not possible for it.
         """
         allowed = "models with adapters (model.lora)"
         if by == "width":
@@ -157,7 +157,7 @@ class PartedModel(Model):
     Attributes:
         lora: low-rank adapters beside the model's dense layers; None: there are none.
         train: patterns of the trained tensors; None: all, or with ``lora`` the adapters. All other
-            tensors are frozen, and each device downloads them once (message ``base``).
+            tensors are frozen, and each device downloads them once, with a first model.
         keep: patterns of trained tensors that stay on each device; ``CLASS:NAME`` matches the
             layer's class too, such as ``*Norm*:*`` for all tensors of norms.
         send: patterns of the tensors that are sent, instead of ``keep``: all others stay.
@@ -254,9 +254,10 @@ class TorchModel(PartedModel):
         """
 
     def fitted(self, shape: Shape, classes: int) -> "nn.Module":
-        """Build the torch module with its adapters and frozen tensors, for its shapes and costs.
+        """Build the torch module with its adapters and frozen tensors, without a run's weights.
 
-        The values of its tensors have no meaning.
+        It serves to read the tensors' names and shapes, and to count costs. The values of its
+        tensors must not be used: they may be uninitialised.
 
         Args:
             shape: shape of a sample.

@@ -26,9 +26,11 @@ _FIXED_BUFFERS = "_fedsim_fixed"
 
 
 def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
-    """Build the torch module of ``model.factory``, and prepare it for copies.
+    """Build the torch module of ``model.factory``, so that it can be copied and averaged.
 
-    The states of the process's global generators are restored.
+    Buffers that belong to a computation of gradients are detached, because torch cannot copy them.
+    Buffers with values that are not finite, such as masks, are left out of the values that are sent
+    and averaged. The states of the process's global generators are restored.
 
     Args:
         path: import path of a class or function, ``model.factory``.
@@ -36,7 +38,7 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
         seed: seed of the global generators while the module is built.
 
     Returns:
-        The module, prepared for copying.
+        The module.
 
     Raises:
         ScenarioError: the factory raises an error, or the module cannot be trained.
@@ -248,7 +250,7 @@ def real_shape(tensor: Tensor) -> Shape:
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor with real values; a complex number becomes two of them."""
+    """Return a view of a tensor as real values: [*shape, 2] if it is complex, else the tensor."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -293,8 +295,8 @@ def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> fl
     Args:
         module: the module, which is copied.
         shape: shape of a sample.
-        backward: whether forward and backward pass are counted, without the gradients of frozen
-            tensors; else the count is three times the forward pass.
+        backward: whether the backward pass is carried out and counted too, in which frozen tensors
+            have no gradients. Otherwise the result is three times the count of the forward pass.
 
     Returns:
         The FLOPs of a step.
@@ -431,7 +433,11 @@ def adapt_and_freeze(
 
 
 class Adaptable(nn.Module):
-    """Base of a module that adds low-rank adapters to its own layers, by a package such as peft."""
+    """Base of a module that adds low-rank adapters to its own layers, by a package such as peft.
+
+    A subclass implements ``adapt``, and sets ``adapters``. For modules of all other classes,
+    fedsim replaces dense layers by ``LoRALinear``.
+    """
 
     adapters: ClassVar[str]
     """Pattern of the names of the adapters' tensors."""

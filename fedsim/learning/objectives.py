@@ -282,7 +282,8 @@ class Objective(Spec):
     def asked(self, targets: "Tensor") -> "Tensor":
         """Return which answers count in loss and accuracy, bool [n, ...]; by default all do.
 
-        An override excludes answers without a target, such as padded tokens.
+        An answer is a model's prediction: one for each sample, or one for each token. An override
+        excludes answers without a target, such as the answers for padded tokens.
 
         Args:
             targets: targets of n samples, [n, ...].

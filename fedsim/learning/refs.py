@@ -85,8 +85,8 @@ class Best:
         models: the models to choose from, at least one.
         device: index of the device.
         version: version of the device's data.
-        batch: count of random samples on which the objective is computed, and the integer that
-            selects the random stream that draws them; None for all samples.
+        batch: count of random training samples on which the loss is computed, and the integer that
+            selects the random stream that draws these samples; None for all training samples.
     """
 
     models: tuple["Ref", ...]
@@ -229,8 +229,8 @@ class Ref:
             None for other models.
         losses: for a choice among models, the objective (loss plus L2 penalty) of each candidate,
             float64 [models]; None for other models, and before the choice.
-        choice: for a choice among models, the index of the chosen candidate; None as for
-            ``losses``.
+        choice: for a choice among models, the index of the chosen candidate; None for other
+            models, and before the choice.
         state: name -> array of the trainer's state, such as momentum, after a training, or of the
             mean state of a weighted sum if states are sent; None for other models.
     """
@@ -357,12 +357,16 @@ class _ReadyModel(NamedTuple):
 class Waves:
     """Iterable of uncomputed models, in an order in which they can be computed: wave by wave.
 
-    All models that the targets need are included. A wave is a list of models with one type of
-    recipe, which can be computed together once all earlier waves are computed. An initial model or
-    a mix (weighted sum) that is ready is the next wave by itself. If there is none, the next wave
-    has all functions that are ready, or else all choices, or else all trainings, oldest first. A
-    model is ready if the models that it needs are in earlier waves or computed already. The object
-    can be iterated over once.
+    A wave is a list of models that can be computed together once all earlier waves are computed.
+    The waves have the targets, and all uncomputed models that the targets need. A model is ready
+    if all models that it needs are computed or in earlier waves. The next wave has the first of:
+
+    - a single ready model that is initial or a weighted sum;
+    - all ready results of functions of models (``Applied``);
+    - all ready choices of a best model (``Best``);
+    - all ready local trainings.
+
+    The models of a wave begin with the oldest. The object can be iterated over once.
 
     Args:
         targets: the models to compute; computed ones are skipped.

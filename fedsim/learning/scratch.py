@@ -118,16 +118,19 @@ class Scratch:
         self._models_in_file = 0
 
     def hold(self, ref: Any, substitute: StoredTensor | None = None) -> None:
-        """Store the weights of a computed model in memory; the oldest ones move to the file.
+        """Store the weights of a computed model in memory, and free memory if it is short.
 
-        The attribute ``held`` of a model whose weights move is replaced by ``Written``. The weights
-        that were stored first are likely to be needed last, as devices take turns.
+        If the limit of memory is exceeded, arrays are freed until it is not: first the arrays of
+        models with a substitute, which takes their place, then all others, whose weights move to
+        the file. In both cases the models that were stored first are freed first, because devices
+        take turns, and such models are probably needed last. The attribute ``held`` of a freed
+        model becomes its substitute, or a ``Written`` for weights in the file. Models of at most
+        64 KiB always stay in memory.
 
         Args:
             ref: the model, a ``Ref``. Its memory counts as free when the ref is garbage collected.
-            substitute: the same weights, computed from other models at each use; if memory is
-                short, it replaces the array, which then needs no place in the file. None if there
-                is none.
+            substitute: an object that computes the same weights from other models at each use,
+                such as ``Derived``; None if there is none.
 
         Raises:
             OSError: the disk is full.
@@ -192,7 +195,8 @@ class Scratch:
     def free_substituted(self) -> None:
         """Free the memory of all models whose weights can be computed from other models.
 
-        The weights are then computed at each use, by the ``substitute`` of ``hold``.
+        These are the models that were stored by ``hold`` with a ``substitute``. The substitute
+        takes the place of the weights, and computes them at each use.
         """
         for key in list(self._substitutes):
             self._free(key)

@@ -43,14 +43,14 @@ class SampleResults(NamedTuple):
 
 
 class Block:
-    """Block of distinct test images; calling it returns the images as a tensor.
+    """Block of k distinct test images; calling it returns the images as a tensor.
 
-    The tensor is [block, *shape]: float32 images, or int64 tokens. The ID of an image is its
-    quarter turns x pool size + its index in the pool.
+    The tensor is [k, *shape]: float32 images, or int64 tokens. The ID of an image is its quarter
+    turns x pool size + its index in the pool.
 
     Args:
         samples: all samples on the torch device of the images.
-        numbers: IDs of the images, ascending, int64 [block].
+        numbers: IDs of the images, ascending, int64 [k].
         keeps_images: whether this object keeps the images in memory after the first call; ignored
             if ``samples`` keeps them.
 
@@ -103,16 +103,18 @@ class BlockSamples(NamedTuple):
 
 
 class TestSamples(NamedTuple):
-    """Test samples of some devices, with each distinct image stored once, in blocks.
+    """Test samples of some devices, with each distinct image stored once.
 
     The samples are numbered device by device. An image that several devices have is a sample of
-    each of them. The ID of an image is its quarter turns x pool size + its index in the pool.
+    each of them. The ID of an image is its quarter turns x pool size + its index in the pool. The
+    images are divided into blocks of limited size, as a model is tested on one block at a time.
 
     Attributes:
         devices: the devices.
         owner: index in ``devices`` of each sample's device, int64 [samples].
         order: numbers of the samples, sorted by their images' IDs, int64 [samples].
-        blocks: blocks of distinct images, by ascending ID, and their samples in ``order``.
+        blocks: the images by ascending ID, block by block. Each block has the samples with its
+            images, so that the samples of all blocks are in the order of ``order``.
         bytes: memory of the fields and of the images (bytes).
     """
 
@@ -348,7 +350,8 @@ def evaluation_of(
         devices: the tested devices.
         owner: index in ``devices`` of each sample's device, int64 [samples].
         results: the results on parts of the samples, which together have all samples.
-        order: indices of the samples in the order of ``results``; None for ascending order.
+        order: for each sample of the concatenated ``results``, its index in ``owner``, int64
+            [samples]; None if the results are in the order of ``owner``.
 
     Returns:
         The evaluation, with one entry for each of ``devices``.
