@@ -392,7 +392,8 @@ class Learner:
 
         Args:
             models: the models that a run with learning would compute.
-            stay: whether the weights of all models would be in memory at once, to be read.
+            stay: whether the weights of all models would be in memory at the same time, as they
+                are if a strategy reads them.
         """
 
     def compute_now(self, ref: Ref) -> None:

@@ -49,7 +49,7 @@ def memory_for_models(device: torch.device) -> float:
 class ResidentWeights(ComputedWeights):
     """Weights of a model that has been computed on a torch device, float32 [d].
 
-    Each use on the host copies them, until ``leave`` moves them to the host.
+    Each use on the host copies the weights, until ``leave`` replaces them by an array of the host.
 
     Args:
         models: the store of models on the torch device, which counts their memory.
@@ -57,8 +57,9 @@ class ResidentWeights(ComputedWeights):
         finite: whether all weights are finite numbers.
 
     Attributes:
-        was_used: whether the torch device has used the weights since ``ResidentScratch``, which
-            moves unused weights to the host, last set this to False.
+        was_used: whether a training or test on the torch device has used the weights since this
+            attribute was last set to False. ``ResidentScratch`` reads and resets it, to find models
+            that can be moved to the host.
     """
 
     __slots__ = ("_array", "_models", "_tensor", "was_used")
@@ -98,40 +99,51 @@ class ResidentWeights(ComputedWeights):
 
 
 class NamedWeights(NamedTuple):
-    """Weights of a model, and its serial number, by which a worker finds a copy on its GPU."""
+    """Weights of a model, and its serial number, by which a worker finds a copy on its GPU.
+
+    Attributes:
+        serial: serial of the model's ``Ref``, which no other model of the run has.
+        weights: the weights, float32 [d]; read only if the torch device lacks them.
+    """
 
     serial: int
-    """serial of the model's ``Ref``, which no other model of the run has."""
     weights: AnyTensor
-    """the weights, float32 [d]; read only if the torch device lacks them."""
 
 
 class TrainedModel(NamedTuple):
-    """Result of a device's local training, as a worker returns it."""
+    """Result of a device's local training, as a worker returns it.
+
+    Attributes:
+        weights: the trained weights, float32 [d].
+        train_loss: the mean loss over the samples of the last epoch; NaN if there were no steps.
+        numbers: name -> value that the trainer reports.
+        state: name -> array of the trainer's state.
+    """
 
     weights: Weights | ResidentWeights
-    """the trained weights, float32 [d]."""
     train_loss: float
-    """the mean loss over the samples of the last epoch; NaN if there were no steps."""
     numbers: Mapping[str, float]
-    """name -> value that the trainer reports."""
     state: Mapping[str, AnyArray]
-    """name -> array of the trainer's state."""
 
 
 class ResidentModels:
     """Store of models on a torch device: starts and results of trainings, and models to be tested.
 
-    A GPU has copies of models: a model of the host is copied at its first use, and the result of a
-    training stays on the GPU. If the memory for models is full, the copies that were used longest
-    ago are freed, and a result that does not fit is moved to the host at once. A freed copy is made
-    again at its next use. On a CPU there are no copies. Several threads may use an object at once.
-    Each worker process has an object with its own copies, and sends all results to the host.
+    On a GPU the store has two kinds of models:
+
+    - Copies of models of the host. A model is copied at its first use on the GPU. If the memory for
+      models is full, the copies that were used longest ago are freed. A freed copy is made again at
+      its next use.
+    - Models that were computed on the GPU, if ``keeps_results``. A result stays on the GPU if there
+      is room, and is moved to the host otherwise.
+
+    On a CPU nothing is stored. Several threads may use an object at once. If the object is sent to
+    a worker process, the worker's object begins empty, and moves all results to the host.
 
     Args:
         device: the torch device.
         memory_bytes: memory for models; 0 to keep none; None for ``memory_for_models(device)``.
-        keeps_results: whether results of trainings stay on the torch device.
+        keeps_results: whether results of trainings may stay on the torch device.
     """
 
     def __init__(
@@ -163,7 +175,7 @@ class ResidentModels:
 
     @property
     def stays(self) -> bool:
-        """Whether models stay on the torch device after their use."""
+        """Whether there is memory for models on the torch device: False on a CPU."""
         return self.memory_bytes > 0
 
     @property
@@ -440,8 +452,9 @@ class MixSum:
 class ResidentScratch(Scratch):
     """Storage of computed models on a torch device, and beyond its memory on the host and disk.
 
-    If results of trainings need room on the torch device, models that the device has not used
-    lately move to the host.
+    If the models that were computed on the torch device take up more than half of its memory for
+    models, models move to the host: the first stored ones first, but a model that the torch device
+    has used since its last turn is skipped once.
 
     Args:
         memory_bytes: memory of the host for models.

@@ -245,9 +245,11 @@ class Trainer(Spec):
         return TrainingSpec()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the trainer by a class that another process can import, and by its settings.
+        """Pickle the trainer as its settings and a class that another process can import.
 
-        For a class that was made at run time by ``with_any_kind``, this is the base class.
+        The class may have been made at run time, so that no module has it: ``with_any_kind`` makes
+        a subclass of a user's trainer that accepts any text as ``kind``. The base class is then
+        stored.
         """
         cls = type(self)
         is_importable = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls

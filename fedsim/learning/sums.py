@@ -16,11 +16,12 @@ def coefficients_of(recipe: Mixed, finite: Sequence[bool]) -> list[float] | None
 
     Args:
         recipe: the weighted sum.
-        finite: for each part, whether its weights are finite.
+        finite: for each model of the sum, whether its weights are finite.
 
     Returns:
-        The coefficient of each finite part, in order; None if no part is finite or rescaling is
-        impossible, so that ``recipe.otherwise`` replaces the sum.
+        The coefficient of each finite model, in order; None if ``recipe.otherwise`` must replace
+        the sum: no model is finite, or the coefficients of all models or of the finite models sum
+        to 0, so that they cannot be rescaled.
     """
     all_coefficients = [coefficient for _, coefficient in recipe.parts]
     coefficients = []
@@ -51,8 +52,8 @@ def state_of(
 
     Args:
         recipe: the weighted sum.
-        finite: for each part, whether its weights are finite.
-        states: the state of each part; None if the part has none.
+        finite: for each model of the sum, whether its weights are finite.
+        states: the trainer's state of each model of the sum; None for a model without a state.
 
     Returns:
         The mean; if no model has a state, the state of ``recipe.otherwise``, or an empty dict.

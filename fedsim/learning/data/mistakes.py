@@ -61,15 +61,15 @@ def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
 
 
 def find_wrong_sizes(sizes: tuple[tuple[int, ...], int], *_: object, **__: object) -> str:
-    """Check the shape of a sample and the count of classes that a user's source has returned.
+    """Check the result of ``shape_and_classes`` of a user's source, and describe a mistake.
 
-    The arguments of the source's method are not used.
+    The arguments after ``sizes`` are the arguments of that call. They are not used.
 
     Args:
-        sizes: shape of a sample, and count of classes.
+        sizes: the result: the shape of a sample, and the count of classes.
 
     Returns:
-        A text that shows both if a number is below 1; otherwise "".
+        A text that shows the result if one of its numbers is below 1; otherwise "".
     """
     shape, classes = sizes
     return show_value(sizes) if min(*shape, classes) < 1 else ""

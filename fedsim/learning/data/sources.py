@@ -171,10 +171,15 @@ class Synthetic(Spec):
 
     Source: Li et al. 2020, section 5.1, with the constants of the authors' code.
 
-    Each device draws numbers u from N(0, alpha) and B from N(0, beta), and then a linear model: the
-    entries of W and b from N(u, 1). Its samples x are from N(v, Sigma) with v_j from N(B, 1) and
-    the diagonal Sigma_jj = j^-1.2, and their labels are argmax(x W + b). The partition
-    ``synthetic`` determines the count of samples of each device.
+    All draws are from normal distributions. The samples of each device are drawn in these steps:
+
+    1. Two numbers with mean 0: u with standard deviation ``alpha``, and B with ``beta``.
+    2. A linear model, the matrix W and the vector b: each entry with mean u and variance 1.
+    3. The mean sample v: each entry with mean B and variance 1.
+    4. The samples x: entry j, from 1 on, with mean v_j and variance j^-1.2.
+
+    The label of a sample is argmax(x W + b). The partition ``synthetic`` determines the count of
+    samples of each device.
 
     Attributes:
         alpha: standard deviation of u, by which the devices' linear models differ.
