@@ -124,8 +124,9 @@ class ModelComputing:
 
         Args:
             targets: the models; computed models are skipped.
-            stay: whether the targets' weights stay in memory if models are computed one by one;
-                otherwise ``Scratch`` stores some of them on disk.
+            stay: whether the weights of all targets are in memory at the end, for a caller that
+                reads them at once; False lets ``scratch`` store some of them on disk. Without
+                effect if the memory for models suffices for all models of the computation.
         """
         models = list(targets)
         waves = Waves(models)
@@ -171,10 +172,12 @@ class ModelComputing:
         """Begin to compute models, without waiting for the workers' results.
 
         Args:
-            refs: the models, whose parents are computed; none of them is a mix (weighted sum).
+            refs: the models. The models that they need are computed. A weighted sum (``Mixed``) is
+                not allowed.
 
         Returns:
-            For each model its weights, or its future result if a worker computes it.
+            For each model a ``ResultOf`` (future) if a worker computes it, else its weights, as an
+            array (``Weights``) or on a torch device (``ComputedWeights``).
         """
         results: dict[int, ResultOf | Weights | ComputedWeights] = {}  # by position in ``refs``
         trained: list[int] = []  # positions of the models that are results of trainings

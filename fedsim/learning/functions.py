@@ -165,15 +165,15 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
 
 @pure
 def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """Extract the values in some slices of a model, with substitutes if they are not finite.
+    """Extract the values in some slices of a model, or of another model if they are not finite.
 
     Args:
-        models: candidates in order of preference, float32 [d] each, at least one.
+        models: the model, and models to use instead, in order of preference; float32 [d] each.
         places: (begin, end) of each slice.
 
     Returns:
         The concatenated values of the first model whose values in all slices are finite, or of the
-        last model if there is none; float32.
+        last model if no model has such values; float32.
     """
     for model in models:
         values = np.concatenate([model[begin:end] for begin, end in places])

@@ -42,10 +42,10 @@ class DataSpec(Spec):
             that the partition trains on. The default is the normalisation of the partition's
             publication: ``standardize`` for ``power-law`` (over all samples) and ``ditto``,
             ``none`` for ``synthetic``, ``pixel`` for all other partitions.
-        augmentation: distortion of training images. By default the defaults of ``Augmentation`` for
-            ``class-bias``, and ``none`` for all other partitions.
+        augmentation: distortion of training images. By default the distortion with all defaults of
+            ``Augmentation`` for the partition ``class-bias``, and ``none`` for other partitions.
         column: an integer column of the source, such as the writer, that partitions and strategies
-            take for labels; None: the labels.
+            use instead of the labels; None to use the labels.
         pooled_from: for the baseline of centralised training: number of devices among which the
             partition divides the data, before a single device gets them all; None: no pooling.
     """

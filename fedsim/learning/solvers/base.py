@@ -420,7 +420,7 @@ class Solver(ABC):
             trainings: inputs of each local training, and the rule of its steps.
 
         Returns:
-            The result of each training, as ``solve`` has it.
+            The result of each training in order, as ``solve`` returns it.
         """
         return [self.solve(*training) for training in trainings]
 

@@ -443,8 +443,10 @@ class Dense(Solver):
     Args:
         architecture: the layers, which are dense (``Architecture.is_dense``).
         dtype: float32; float64 for tests of the gradients.
-        method: the method by which all devices are trained: ``weight space``, ``sample space`` or
-            ``products``; None to choose the fastest one for each device (``choose_method``).
+        method: the method by which all devices are trained. ``weight space``: compiled loops whose
+            steps change the kernels. ``sample space``: compiled loops that represent the first
+            kernel by coefficients of the device's samples. ``products``: torch's matrix products.
+            None: the fastest method for each device (``choose_method``).
     """
 
     def __init__(

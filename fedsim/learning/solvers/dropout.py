@@ -37,7 +37,8 @@ def advanced_key(key: int, steps: int) -> int:
 
     Args:
         key: the key of the earlier local training.
-        steps: count of the earlier training's steps whose masks are skipped.
+        steps: count of steps of the earlier training. Step i of the later training gets the masks
+            of step ``steps`` + i, as if there were a single training.
     """
     return (key + steps * _KEY_INCREMENT) % (1 << 64)
 

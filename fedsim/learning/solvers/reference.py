@@ -62,8 +62,8 @@ class Reference(Solver):
     Attributes:
         watch: the threads' copies of the module, and checks that they carry no state from device to
             device; ``probe`` turns the checks on.
-        keyed: ``training`` and ``testing`` -> whether torch's random draws in the module are made a
-            function of device and step; set by ``probe``.
+        keyed: ``training`` and ``testing`` -> whether torch's random draws in the module are seeded
+            by a key, so that they can be repeated; set by ``probe``.
         drawn: ``training`` and ``testing`` -> whether the module has drawn random numbers so far.
         forward: applies the module to a batch of a training, in the precision of the training.
     """
@@ -295,9 +295,10 @@ class Reference(Solver):
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
         """Return a context for a training of a copy of the module, which holds the start weights.
 
-        If ``keyed["training"]`` is set, torch's random draws in this context are a function of
-        device and step. At the end of the context, ``drawn["training"]`` is then set to True if the
-        module has drawn random numbers. ``probe`` reads ``drawn``.
+        If ``keyed["training"]`` is True, torch's random draws in this context are seeded by the
+        key of the training and the index of the step. At the end of the context,
+        ``drawn["training"]`` is then set to True if the module has drawn random numbers. ``probe``
+        reads ``drawn``.
 
         Args:
             copied_module: the copy of the module.
