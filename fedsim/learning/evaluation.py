@@ -123,7 +123,7 @@ class Evaluation:
         return dict(zip(self.devices, self._ratios(self.correct), strict=True))
 
     def accuracy_and_loss(self, over: AccuracyOver) -> AccuracyAndLoss:
-        """Return accuracy and loss of all tests together; None for a value that is not defined.
+        """Return accuracy and loss of the evaluation; None for a value that is not defined.
 
         Args:
             over: ``pooled`` for values over all answers, ``device-mean`` for the mean of the

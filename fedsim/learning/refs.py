@@ -359,14 +359,15 @@ class Waves:
 
     A wave is a list of models that can be computed together once all earlier waves are computed.
     The waves have the targets, and all uncomputed models that the targets need. A model is ready
-    if all models that it needs are computed or in earlier waves. The next wave has the first of:
+    if all models that it needs are computed or in earlier waves. The next wave is the first of
+    these lists that is not empty:
 
-    - a single ready model that is initial or a weighted sum;
+    - a single ready model, the oldest initial model or weighted sum;
     - all ready results of functions of models (``Applied``);
     - all ready choices of a best model (``Best``);
     - all ready local trainings.
 
-    The models of a wave begin with the oldest. The object can be iterated over once.
+    The oldest model of a wave is the first. The object can be iterated over once.
 
     Args:
         targets: the models to compute; computed ones are skipped.

@@ -74,7 +74,7 @@ class ResidentSamples:
 
     @property
     def stays(self) -> bool:
-        """Whether there is memory for samples on the torch device: False on a CPU."""
+        """Whether the torch device may keep samples; False without memory for it, as on a CPU."""
         if self._memory_bytes is None:
             self._memory_bytes = memory_for_samples(self.device)
         return self._memory_bytes > 0

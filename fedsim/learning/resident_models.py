@@ -57,9 +57,9 @@ class ResidentWeights(ComputedWeights):
         finite: whether all weights are finite numbers.
 
     Attributes:
-        was_used: whether a training or test on the torch device has used the weights since this
-            attribute was last set to False. ``ResidentScratch`` reads and resets it, to find models
-            that can be moved to the host.
+        was_used: whether the weights have been used on the torch device since this attribute was
+            last set to False. ``ResidentScratch`` reads and resets it, to find models that can be
+            moved to the host.
     """
 
     __slots__ = ("_array", "_models", "_tensor", "was_used")
@@ -175,7 +175,7 @@ class ResidentModels:
 
     @property
     def stays(self) -> bool:
-        """Whether there is memory for models on the torch device: False on a CPU."""
+        """Whether the torch device may have models; False without memory for them, as on a CPU."""
         return self.memory_bytes > 0
 
     @property

@@ -234,8 +234,8 @@ class ParameterStep:
         """Change a matrix by one SGD step, given its gradient as a product of two matrices.
 
         The gradient of the mean loss is ``left @ right``. The product is added to the velocity, or
-        without momentum to the parameter, without a temporary tensor. This method adds the
-        gradients of all other terms.
+        without momentum to the parameter, without a temporary tensor. This method also adds
+        the gradients of all other terms.
 
         Args:
             left: gradient with respect to a layer's outputs, transposed, [outputs, b].
@@ -286,8 +286,8 @@ class TrainingTask(NamedTuple):
 class LocalSolve:
     """Inputs of a device's local training: its start, samples, batches, and terms of the loss.
 
-    The fields ``weights``, ``anchor`` and ``linear`` are tensors on the solver's torch device, or
-    arrays on the host.
+    Each model in ``weights``, ``anchor``, ``linear`` and ``contrast`` is a tensor on the solver's
+    torch device, or an array on the host.
 
     Attributes:
         weights: the start: the model before the training, float [d].

@@ -270,7 +270,7 @@ def train(
         descent: the rule of an SGD step.
         prepare_first_layer: function that prepares the training of the first layer:
             ``_in_weight_space`` (steps change the kernel), or ``_in_sample_space`` (steps change
-            coefficients of the device's samples, whose sum is the change of the kernel).
+            coefficients of the device's samples, from which the kernel is computed at the end).
 
     Returns:
         The mean loss over the last epoch.
