@@ -63,13 +63,14 @@ def draw_series(
 ) -> Iterator[Markup]:
     """Yield pictures that may show several runs, each folded: a click on its heading shows it.
 
-    On a page of several runs, the pictures compare the runs. Pictures of means over seeds show
-    ``series``, other pictures ``single_run_series``. On a page of a single run, the same kinds of
-    pictures show this run.
+    On a page of several runs the pictures compare the runs; on a page of a single run they show
+    this run. Both arguments have the same runs, grouped in two ways, as some pictures draw a mean
+    over seeds and others draw each run.
 
     Args:
-        single_run_series: the runs for pictures without means, each a series of a single run.
-        series: all runs, each series with the runs of a variant or scenario over seeds.
+        single_run_series: the runs for pictures that draw each run: a series for each run.
+        series: the runs for pictures that draw means: a series for each variant or scenario, with
+            its runs over seeds.
         is_comparison: whether the report has several runs.
         omitted: name of a picture to skip.
     """

@@ -104,7 +104,10 @@ def returns(
     allowed_draws: str = "",
     guarded: bool = False,
 ) -> Callable[[Hook], Hook]:
-    """Decorator that gives a hook of a base class a rule for the values that users' methods return.
+    """Decorator that declares which values a user's override of a hook may return.
+
+    It decorates the hook in the base class. A value that is not of the hook's annotated type, or
+    that breaks the declared rule, ends the run with an error that names the user's method.
 
     Args:
         allowed: the allowed values in words, for messages; empty for words made from the type.

@@ -112,7 +112,10 @@ class ClientSide:
         return changes
 
     def begin_real_function(self, device: int, context: TaskContext) -> None:
-        """Start the function that ``Client.real`` returns for a device's task, if it has not been started.
+        """Start the Python function that ``Client.real`` returns for a device's task, if any.
+
+        The function runs in real time on an executor. Simulated time stands still until its result
+        is there. Nothing happens if the function has been started before.
 
         Args:
             device: ID of the device.

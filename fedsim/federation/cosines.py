@@ -19,10 +19,10 @@ def kinds_of_pairs(
     - ``across``: the devices are in two groups of the strategy.
     - ``within``: they are in one group of the strategy, and the true groups are unknown.
     - ``unlike``: they are in one group of the strategy, and in two true groups.
-    - ``settled``: they are in one group and one true group, and all devices of the group with a
-      true group are of this true group.
-    - ``alike``: they are in one group and one true group, and the group has devices of other true
-      groups too.
+    - ``settled``: they are in one group and one true group, and the group is pure: it has devices
+      of only one true group.
+    - ``alike``: they are in one group and one true group, and the group is mixed: it also has
+      devices of other true groups.
 
     If the true groups are known, a pair with a device without a true group is of no kind.
 

@@ -440,8 +440,9 @@ class Beginning:
         The tables of the run are written to a temporary folder.
 
         Args:
-            patience_s: real time (s) for the beginning. Once this time is over, the trial stops,
-                but it waits up to 30 times as long for the end of the first round.
+            patience_s: real time (s) after which the run is stopped. If no round has ended by
+                then, the run is stopped at the end of its first round, and after 30 times
+                ``patience_s`` at the latest.
         """
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
             path = Path(name)

@@ -15,7 +15,8 @@ class SynchronousState(State):
 
     Attributes:
         round: Index of the open round, from 0.
-        schedule_step: With the key ``every``: start of the round, as a multiple of that time.
+        schedule_step: Start of the round as a multiple of the time ``strategy.every``, at whose
+            multiples rounds start; 0 without this key.
         cohort: Devices of the open round, in the order of their selection.
         selected: Count of devices that were asked in the round.
         asked_at: Time at which the cohort was asked (s); None before the first round.
@@ -78,7 +79,7 @@ class SynchronousState(State):
 
     @property
     def slot(self) -> int:
-        """Deprecated alias of ``schedule_step``: start of the round in units of key ``every``."""
+        """Deprecated alias of ``schedule_step``: begin of the round in multiples of ``every``."""
         warn_renamed("SynchronousState.slot", "schedule_step")
         return self.schedule_step
 

@@ -113,9 +113,11 @@ class Reading(Spec):
 
     @property
     def comparison(self) -> dict[str, object]:
-        """``variant`` or grid values of a second variant, as ``over`` or ``minus`` has them.
+        """Names of the second variant with which the figure is compared; empty if there is none.
 
-        The figure is divided by, or reduced by, the figure of this variant. Empty if there is none.
+        The dict is the key ``over`` or ``minus``, such as ``{"variant": "fedavg"}``, or values of
+        keys of the grid. With ``over`` the figure is divided by the figure of this variant, with
+        ``minus`` it is reduced by it.
         """
         return self.over or self.minus
 

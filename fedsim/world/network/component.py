@@ -261,7 +261,10 @@ class LinkComponent(SteadyFlows):
         return self._remove_rows(has_ended, plan.ends) if np.count_nonzero(has_ended) else []
 
     def give_up_plan(self, now: float) -> None:
-        """Discard the rest of the planned step, before a flow or link changes at ``now`` (s)."""
+        """Discard the planned time step, before a flow or link changes at ``now`` (s).
+
+        The part of the time step up to ``now`` has been carried out by ``commit``.
+        """
         self._plan = None
         self.next_end = math.inf
         self._since = now

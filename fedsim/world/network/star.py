@@ -46,18 +46,20 @@ def _in_units(rate: float) -> Units:
 @saved()
 @dataclass(slots=True, eq=False)
 class Tier:
-    """Flows of a star network with one highest rate (cap) per unit of weight, and so with one rate.
+    """Flows of a star network with the same highest rate (cap), and so with the same present rate.
 
     All rates and bytes are per unit of a flow's weight. The tier has a clock, which counts the bytes
-    that each of its flows has sent:
+    that each of its flows has sent. So one number holds the progress of all flows of the tier:
 
-    * If the flows are free (run below their cap), the clock reads V + ``clock``. V is the virtual
-      clock of all free flows of the star, which ``StarDirection`` advances.
-    * Otherwise the clock reads ``clock`` + ``rate`` x (t - ``since``) at simulated time t.
+    * If the flows are capped, each sends at ``rate``, and the clock reads ``clock`` + ``rate`` x
+      (t - ``since``) at simulated time t.
+    * If the flows are free (run below their cap), all free flows of the star send at one rate,
+      which changes often. ``StarDirection`` counts these bytes once for all tiers, in the virtual
+      clock V, and the tier's clock reads V + ``clock``.
 
     Attributes:
-        cap: the highest rate, in units of 2^-40 bytes/s: an integer, or infinity.
-        rate: the highest rate in bytes/s.
+        cap: the highest rate as an integer, in units of 2^-40 bytes/s; or infinity.
+        rate: the same rate in bytes/s.
         is_free: whether the flows run below their cap.
         clock: constant in the clock's reading (bytes).
         since: time from which the clock of capped flows counts (s).

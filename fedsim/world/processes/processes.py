@@ -30,10 +30,10 @@ class ProcessesState(TypedDict):
 
     Attributes:
         states: ``world.state`` of each process.
-        sending: for each message of a process: index of the process, call that began the message, and
-            ID of the message.
-        computing: for each running computation: index of the process, and arguments of
-            ``ComputeActivity`` after ``on_end``.
+        sending: for each message of a process: index of the process, arguments of the call of
+            ``World.send`` that began the message, and ID of the message.
+        computing: for each running computation: index of the process, and the arguments of the
+            constructor of ``ComputeActivity`` that follow ``on_end``.
         computed: count of the computations that processes have started.
         acts: kind of record -> count of the records that processes have caused.
     """

@@ -108,7 +108,16 @@ class ComputationTimer(Protocol):
         """
 
     def end(self, task: "Task", limit: Limit, cause: "Cause | None") -> dict[str, object]:
-        """End the running computation of a task; return fields (by name) for its step's record."""
+        """End the running computation of a task.
+
+        Args:
+            task: the task.
+            limit: the time limit of the computation, whose ``budget`` may have been used.
+            cause: why the computation ended early, such as ``late``; None if it is complete.
+
+        Returns:
+            Fields of the record ``step-end``, by name.
+        """
 
 
 class ChargeWatch(Protocol):
