@@ -401,7 +401,7 @@ def test_throttling_by_hand(kind: str, asleep_s: float) -> None:
 def test_a_process_that_does_not_come_to_where_it_was_is_found_out(tmp_path: Path) -> None:
     scenario = world({"kind": f"{HERE}:Forgetful"}, stop={"rounds": 3})
     assert run_until(scenario, tmp_path / "cut", 30) == "interrupted"
-    with pytest.raises(CheckpointError, match="do not come to where they were"):
+    with pytest.raises(CheckpointError, match="do not repeat their effects: at the checkpoint"):
         go_on(scenario, tmp_path / "cut")
 
 

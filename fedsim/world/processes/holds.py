@@ -194,8 +194,9 @@ class Holds:
         saved = self._present_effects()
         if restored != saved:
             raise CheckpointError(
-                "the processes of the world do not come to where they were: they held "
-                f"{saved}, now {restored}"
+                "the processes of the world do not repeat their effects: at the checkpoint they "
+                f"were {saved}, and after the resume they are {restored}; allowed are processes "
+                "whose effects follow from the world and their saved state alone"
             )
 
     def _present_effects(self) -> dict[Thing, float]:

@@ -567,8 +567,8 @@ class World:
             reserved.remove("device")
         if reserved:
             raise SimulationError(
-                f"{reserved[0]!r} is a column of its own in the records; give what you say "
-                "another name"
+                f"{reserved[0]!r} is a column of its own in the records; allowed are other names "
+                "of fields"
             )
         try:
             json.dumps(data)
