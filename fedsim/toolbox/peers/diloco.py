@@ -33,10 +33,11 @@ class DiLoCoParams(PeerParams):
         outer_momentum: factor of the outer Nesterov momentum; 0: no momentum.
         fragments: number of equal parts into which the model is divided. Each synchronisation
             averages one of them, in turn.
-        overlap: whether devices train during an all-reduce, and when they use its result.
-            ``false``: they wait for its end. ``true``: they train, and use the result at the next
-            synchronisation. A number of SGD steps, at most ``local_steps``: they train, and use the
-            result after this number of steps; if the all-reduce has not ended then, they wait.
+        overlap: whether devices train during an all-reduce, and when they mix its result into their
+            model. ``false``: devices wait for the end of the all-reduce. ``true``: devices train,
+            and mix in the result at the next synchronisation. A number of SGD steps, at most
+            ``local_steps``: devices train, and mix in the result after this number of steps; if
+            the all-reduce has not ended then, they wait for it.
         mixing: weight of a device's own values in their weighted mean with the all-reduce's result,
             if the device has trained during the all-reduce.
     """
@@ -135,16 +136,19 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
 
     Entries of a device's state:
 
-    - ``outer``, the model after the last outer step; ``velocity``, the outer momentum;
-    - ``trained``, whether a training has ended and the device waits for an all-reduce; ``early``,
-      whether the present training has only the first steps of a round, before the result of an
-      all-reduce is used (``overlap``); ``fresh``, whether the last result must still be mixed into
-      the model;
-    - ``reducing``, the index of the open all-reduce, or None; ``step``, the index of the device's
-      next step in it; ``known``, device ID -> change, for all changes in the sum so far; ``bytes``,
-      the size of the averaged fragment;
-    - ``inbox``, index of an all-reduce -> sender ID -> the contents (changes) of messages that the
-      device has not used yet.
+    - ``outer``: the model after the last outer step; ``velocity``: the outer momentum.
+    - ``trained``: whether a training has ended after which the device has not gone on yet, as it
+      waits for the end of an all-reduce.
+    - ``early``: whether the present training has only the first ``overlap`` steps of a round. After
+      these steps the result of the last all-reduce is mixed into the model.
+    - ``fresh``: whether the result of the last all-reduce must still be mixed into the model.
+    - ``reducing``: the index of the open all-reduce; None if there is none.
+    - ``step``: the index of the device's next step in the open all-reduce.
+    - ``known``: device ID -> change, for all changes that the device has received in the open
+      all-reduce, and its own.
+    - ``bytes``: the size of the averaged fragment, as encoded.
+    - ``inbox``: index of an all-reduce -> sender ID -> the changes in each message that the device
+      has not used yet.
     """
 
     def __init__(self, params: DiLoCoParams, setting: RunInfo) -> None:
@@ -406,12 +410,21 @@ class DiLoCo(Peers[DiLoCoParams]):
     Source: Douillard et al. 2023 (DiLoCo), Algorithm 1; with fragments and ``overlap`` Douillard et
     al. 2025 (Streaming DiLoCo). The inner optimiser is SGD; the papers have AdamW.
 
-    There is no server. Each device makes H SGD steps. An all-reduce among the devices then averages
-    their changes of a fragment of the model (d / fragments parameters; content ``part``). The
-    changes are encoded by the scenario's codec for uploads (key ``messages.up``), and summed
-    exactly. An outer Nesterov step moves the model x: v <- m v + change; x <- x + lr (change + m
-    v), with the velocity v, ``outer_momentum`` m and ``outer_lr`` lr. With one fragment and no
-    overlap all devices then train from x. A round of the run is one such synchronisation.
+    There is no server. All devices have the same outer model x, which is divided into ``fragments``
+    equal parts. A round of the run is one synchronisation, which updates one fragment, in turn:
+
+    - Each device makes ``local_steps`` SGD steps on its own model, or ``local_epochs`` epochs.
+    - An all-reduce among the devices averages their changes, own model minus x, of the fragment (d
+      / ``fragments`` parameters; content ``part``). The changes are encoded by the scenario's codec
+      for uploads (key ``messages.up``), and summed exactly.
+    - Each device makes the outer step on this fragment of x, with the mean change: v <- m v +
+      change, then x <- x + lr (change + m v). v is the velocity, m is ``outer_momentum``, and lr is
+      ``outer_lr``.
+    - Each device replaces this fragment of its own model by the fragment of x, and goes on with the
+      next round. With several fragments the rest of its model stays as it was trained.
+
+    With ``overlap`` devices do not wait for the all-reduce. They go on training, and later replace
+    the fragment by a weighted mean of their own values and x (keys ``overlap`` and ``mixing``).
     """
 
     Params: ClassVar[type[DiLoCoParams]] = DiLoCoParams
@@ -435,10 +448,10 @@ class LocalSGDParams(DiLoCoParams):
 
 
 class LocalSGD(DiLoCo):
-    """Local SGD: after H SGD steps each device replaces its model by the mean of all models.
+    """Local SGD: after some SGD steps each device replaces its model by the mean of all models.
 
     Source: Stich 2019. There is no server; the devices compute the mean by an all-reduce (d
-    parameters; content ``part``).
+    parameters; content ``part``). The key ``local_steps`` is the number of SGD steps.
     """
 
     Params = LocalSGDParams

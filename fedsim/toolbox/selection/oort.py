@@ -109,20 +109,27 @@ class Oort(Selection):
 
     with the last factor only if D > T, the preferred duration of a task.
 
-    A share of 1 - epsilon of the cohort are clients that have reported. Let k be their number, and
-    U_k the k-th highest Util. They are drawn with probabilities proportional to Util from the
-    clients whose Util is at least ``cutoff`` U_k. The rest of the cohort has never reported: first
-    clients that were never asked, at random, then clients whose tasks were late, the fastest first.
+    The cohort of a round has two parts:
+
+    - A share of 1 - epsilon are k clients that have reported. Let U_k be the k-th highest Util. The
+      k clients are drawn with probabilities proportional to Util from the clients whose Util is at
+      least ``cutoff`` U_k.
+    - The rest are clients that have never reported: first clients that were never asked, at random,
+      then clients whose tasks were late, the fastest first.
+
     epsilon is 0.9 in the first round, and falls by 2 % a round to ``least_exploration``. A client
     that was asked ten times is asked again only if too few other clients are available.
 
-    The pacer sets T. With ``pacer = "paper"``, T begins at ``pacer_step``. T grows by
-    ``pacer_step`` in each round in which the last ``window`` rounds have less utility than the
-    ``window`` rounds before. With ``pacer = "published-code"``, T is a percentile of the durations
-    D of all clients that have reported, first the 30th. After each ``window`` rounds the percentile
-    grows by 5 if the utilities of this and the previous window differ by at most 10 %, and falls by
-    5 if they differ by at least five times the previous window's utility. At the 100th percentile
-    no client is too slow.
+    The pacer sets T. It compares windows, each of ``window`` rounds. The utility of a window is the
+    sum of U over its reports.
+
+    - With ``pacer = "paper"``, T begins at ``pacer_step``. It grows by ``pacer_step`` after each
+      round at which the last window has less utility than the window before.
+    - With ``pacer = "published-code"``, T is a percentile of the durations D of all clients that
+      have reported, first the 30th. At the end of each window the percentile grows by 5 if the
+      utilities of this window and the one before differ by at most 10 %. It falls by 5 if they
+      differ by at least five times the utility of the window before. At the 100th percentile no
+      client is too slow.
 
     The duration of a late task is used as the client's D, but is no report. Tasks of clients that
     the strategy has asked without this selection, such as in FlexCFL's first rounds, are ignored.
@@ -130,14 +137,16 @@ class Oort(Selection):
     clients, and the pacer counts versions of the model instead of rounds.
 
     Attributes:
-        pacer_step: Delta, the initial T and its increase (s); the published code has none.
+        pacer: rule by which T changes: the ``paper``'s, or the ``published-code``'s.
+        pacer_step: Delta, the initial T and its increase (s); only for the paper's pacer.
         window: W, the count of rounds whose utility the pacer sums.
         penalty: alpha, the exponent of T / D.
+        least_exploration: the least epsilon.
         cutoff: c, as a share of U_k: clients with a lower Util are not drawn.
         clip: the quantile of all U to which larger U are reduced.
         scale: ``plain``: the clipped U are used as they are. ``unit``: they are first scaled to the
-            range from 0 to 1, as in the published code, so that the bonus for a long absence has
-            weight against them.
+            range from 0 to 1, as in the published code. The sqrt term, a bonus for a long time
+            since the last report, is small against U that are not scaled.
     """
 
     kind: Literal["oort"] = "oort"
@@ -179,8 +188,10 @@ class Oort(Selection):
             server: the run's server.
             state: the selection's memory, with the clients' reports.
             count: largest count of clients.
-            ids: the index of the round, in strategies without rounds of the draw; and further
-                numbers if a round selects several times.
+            ids: integers that name the random draws of this selection, so that each selection has
+                its own. The first is the index of the round from 0, from which epsilon and the
+                utilities are computed; strategies without rounds count their draws of clients
+                instead. Further integers follow if a round selects several times.
             among: IDs of the devices to select from; None: all devices.
 
         Returns:

@@ -54,17 +54,21 @@ class CA2FLState(AsynchronousState):
 class CA2FL(Asynchronous[CA2FLParams]):
     """Cache-aided asynchronous federated learning.
 
-    The server steps by the mean of the latest changes of all devices, which it caches, corrected by
-    the updates that it has received since its last step.
+    The server caches the latest change of the model by each device. It moves the model by the mean
+    of these changes, corrected by the updates that it has received since its last step.
 
     Source: Wang, Cao, Wu, Chen and Chen, "Tackling the data heterogeneity in asynchronous federated
-    learning with cached update calibration" (ICLR 2024), Algorithm 2. There are no rounds; the
-    server publishes a version of the model w after every M received updates. Delta_i is the
-    difference between device i's update and the model that it received. The server caches the
-    latest change h_i of each device, 0 before the first. With M updates in the buffer, the step is
-    v = (1/n) sum_i h_i + (1/M) sum_(i in buffer) (Delta_i - h_i), then w <- w + eta v with the
-    server's learning rate eta, and each h_i becomes the device's newest Delta_i. The mean of the
-    h_i is over all n devices, so that devices that answer often do not dominate.
+    learning with cached update calibration" (ICLR 2024), Algorithm 2.
+
+    There are no rounds. The server collects updates in a buffer. Delta_i is device i's update minus
+    the model that it received; h_i is the cached change of device i, 0 before its first update.
+    When the buffer has M updates (key ``buffer``), the server makes a step:
+
+    - v = (1/n) sum_i h_i + (1/M) sum_(i in buffer) (Delta_i - h_i). The first mean is over all n
+      devices, so that devices that answer often do not dominate.
+    - w <- w + eta v, with the model w and the server's learning rate eta. The new w is published as
+      a version.
+    - For each device in the buffer h_i becomes its newest Delta_i.
 
     Messages are as in FedBuff: the model down, the update up (d parameters each). An update that is
     not finite is left out, and changes no cache.

@@ -116,13 +116,16 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     system with asynchronous tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its
     compression, which a codec in ``[messages]`` can replace.
 
-    First every available device trains once as in a round (down and up d parameters), and the
-    server measures its latency. The devices are then divided into tiers of equal size, from the
-    fastest to the slowest. In a tier's round random clients receive the global model (d), train,
-    and send their update (d). The mean of the updates becomes the tier's model. The global model
-    becomes the mean of all tiers' models with the weights T_(M+1-m) / T, and is published as a
-    version. T_m is how often the model of tier m has been replaced, and T the sum of all T_m.
-    Before its first round ends, a tier has the initial model.
+    - At first every available device trains once as in a round (down and up d parameters), and the
+      server measures its latency. The devices are then divided into M tiers of equal size. Tier 1
+      has the fastest devices, tier M the slowest.
+    - In a tier's round random clients of the tier receive the global model (d), train, and send
+      their update (d). The mean of the updates becomes the tier's model. Before its first round
+      ends, a tier has the initial model.
+    - After each round of a tier the global model becomes the weighted mean of all tiers' models,
+      and is published as a version. Tier m has the weight T_(M+1-m) / T. T_m counts the rounds of
+      tier m that have replaced its model, and T is the sum of all T_m. Slow tiers thus get the
+      counts of fast ones as their weights.
 
     A device that is away at first, or a newcomer, does the measured training when it is available,
     and joins the tier into whose range its latency falls.

@@ -16,9 +16,10 @@ class FedBNParams(AggregatingParams):
     ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
 
     Attributes:
-        keeps: tensors that stay on the devices: all tensors of normalisation ``layers``, whose
-            class has "norm" in its name, such as ``BatchNorm2d``; or only their running
-            ``statistics`` (SiloBN).
+        keeps: the tensors that stay on the devices. ``layers``: all tensors of the normalisation
+            layers, which are the layers with "norm" in the name of their class, such as
+            ``BatchNorm2d``. ``statistics``: only the running statistics of these layers, as in
+            SiloBN; their weights are averaged.
     """
 
     traits: ClassVar[Traits] = Traits(kept_by="strategy")

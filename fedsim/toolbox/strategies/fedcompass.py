@@ -28,8 +28,9 @@ class FedCompassParams(AsynchronousParams):
         min_steps: Q_min, the least count of SGD steps of a training, and the count of each client's
             first training.
         max_steps: Q_max, the largest count of SGD steps of a training.
-        latest_factor: lambda, the longest wait for a group (clients that are to answer together),
-            as a multiple of the time until the group's expected arrival.
+        latest_factor: lambda, the longest wait for a group (clients that are to answer together).
+            It counts from the opening of the group, as a multiple of the time from the opening to
+            the group's expected arrival.
         speed_momentum: weight of the latest training in the estimate of a client's time per step.
         alpha: factor of all updates; the discount of staleness tau is alpha (1 + tau)^-exponent.
         exponent: exponent of the staleness discount.
@@ -140,18 +141,23 @@ class FedCompass(Asynchronous[FedCompassParams]):
     devices using a computing power-aware scheduler" (ICLR 2024, arXiv 2309.14675), and the
     scheduler of the authors' framework APPFL.
 
-    There are no rounds. The server estimates each client's time per local step, and gives each
+    There are no rounds. The server estimates each client's time per local step. It gives each
     client a number of steps between Q_min and Q_max, with which the client answers together with a
-    group of other clients. A client joins the open group that allows it the most steps. If no group
-    allows a number in this range, the client opens a new group. It then takes as many steps as end
-    before the fastest client of another group could answer again, Q_max of that client's steps
-    after the other group's latest time. The answers of a group are aggregated when all its clients
-    have answered, or at the group's latest time. A late answer waits for the next aggregation of
-    any group. A client's first answer, which shows its speed, is aggregated at once.
+    group of other clients:
 
-    The model w becomes w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - w_i^received) over the answers,
-    with N = ``concurrency``, the trained model w_i of client i, the model w_i^received that it had
-    received, its staleness tau_i in versions, and a = ``exponent``.
+    - A client's first training has Q_min steps and no group. Its answer, which shows the client's
+      speed, is aggregated at once.
+    - Later the client joins the open group that allows it the most steps, so that it answers at the
+      group's expected time.
+    - If no open group allows a number in this range, the client opens a new group. Its number of
+      steps is such that the fastest client of another open group can join the new group: after the
+      other group's latest time this client still has time for Q_max of its steps.
+    - The answers of a group are aggregated when all its clients have answered, or at the group's
+      latest time. A late answer waits for the next aggregation of any group.
+
+    An aggregation sets the model w <- w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - r_i) over the
+    answers i. N is ``concurrency``, w_i the trained model of a client, r_i the model that the
+    client had received, tau_i the count of versions published since then, and a is ``exponent``.
 
     Messages are as in FedAsync, the model down and the update up (d parameters each), with the
     number of steps in the header. A client that has answered rests until its group is aggregated.

@@ -115,10 +115,17 @@ class FedDR(FedAvg[FedDRParams]):
 
     Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting
     algorithms for nonconvex federated composite optimization" (NeurIPS 2021), Algorithm 1, without
-    a regulariser (g = 0). Client i with the loss f_i moves y_i <- y_i + alpha (w - x_i), finds x_i
-    = prox_(eta f_i)(y_i), the minimum of f_i(x) + ||x - y_i||^2 / (2 eta), and sends the change of
-    2 x_i - y_i. The model w is the unweighted mean of 2 x_i - y_i over all devices; devices that
-    were never asked count with the first model. Here x_i is found by ``local_epochs`` of SGD.
+    a regulariser (g = 0).
+
+    Client i has the loss f_i, the centre point y_i, and x_i, the minimum that it has found last. In
+    a round:
+
+    - The client receives the model w, and moves its centre: y_i <- y_i + ``alpha`` (w - x_i).
+    - It finds the new x_i, the minimum of f_i(x) + ||x - y_i||^2 / (2 ``eta``), here by
+      ``local_epochs`` of SGD.
+    - It sends the change of the reflected point 2 x_i - y_i since its last answer.
+    - The server sets w to the unweighted mean of 2 x_i - y_i over all devices. Devices that have
+      never answered count with the first model.
 
     Messages are as in FedAvg, the model down and the update up (d parameters each). A client whose
     answer does not arrive keeps its x_i and y_i.

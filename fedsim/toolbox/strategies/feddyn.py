@@ -40,8 +40,8 @@ class FedDynParams(AggregatingParams):
 class FedDynClient(SynchronousClient[FedDynParams]):
     """Client that trains by SGD with FedDyn's linear and proximal terms, and sends the result.
 
-    Client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2, with its loss L_k and
-    the received model theta, from which the training begins.
+    Client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2, with its loss L_k, the
+    key ``alpha``, and the received model theta, from which the training begins.
 
     Entries of a device's state: ``moved``, s_k, the sum over the client's answers of (update -
     theta).
@@ -86,10 +86,14 @@ class FedDyn(FedAvg[FedDynParams]):
     Source: Acar et al., "Federated learning based on dynamic regularization" (ICLR 2021), Algorithm
     1. A move of client k is its update theta_k minus the received model theta. Let s_k be the sum
     of client k's moves so far, and s the mean of the s_k of all N devices (the paper's h is -alpha
-    s, its grad L_k is -alpha s_k). Client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w -
-    theta||^2. Then s <- s + (1/N) sum_k (theta_k - theta) over the clients that answered, and the
-    next model is the mean of their theta_k, plus s. With a robust aggregation s <- (1 - K / N) s +
-    K / N times the aggregation of the s_k of the round's K clients.
+    s, its grad L_k is -alpha s_k). In a round:
+
+    - Client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2, with its loss L_k and
+      the key ``alpha``, and sends its update theta_k.
+    - The server sets s <- s + (1/N) sum_k (theta_k - theta) over the clients that answered. With a
+      robust aggregation it sets s <- (1 - K / N) s + K / N times the aggregation of the s_k of the
+      K clients that answered.
+    - The next model is the mean of the theta_k of these clients, plus s.
 
     Messages are as in FedAvg, the model down and the update up (d parameters each). No s_k is sent,
     as server and client each add up the moves (``moved``). The local problem is solved by
@@ -109,11 +113,12 @@ class FedDyn(FedAvg[FedDynParams]):
     async def next_model(
         self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
-        """Update s in the state, and return the next model: the mean of the updates, plus s.
+        """Update s (``state.moved``), and return the next model: the mean of the updates, plus s.
 
-        s is the mean over all devices of the sum of a device's moves; a move is an update minus the
-        model that the device had received. The mean of the updates is by ``aggregation``. With a
-        server optimiser (key ``server``), the optimiser makes a step towards the sum instead.
+        A move of a device is its update minus the model that it had received. s is the mean over
+        all devices of the sum of a device's moves in all rounds. The key ``aggregation`` determines
+        the mean of the updates. With a server optimiser (key ``server``), the next model is the
+        result of the optimiser's step from the present model towards the mean plus s.
 
         Args:
             model: the present model.

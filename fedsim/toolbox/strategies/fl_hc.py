@@ -25,9 +25,9 @@ class FLHCParams(LCFLParams):
         measure: the distance of two updates: by the norm ``l1`` or ``l2``, or 1 minus their cosine
             (``cosine``).
         clusterer: always ``hierarchical``, by default with complete linkage.
-        groups: the number of clusters, and the least number of devices that must answer in the
-            warm-up. If ``clusterer.threshold`` is given, the threshold determines the clusters, and
-            ``groups`` is only the latter.
+        groups: the number of clusters. If ``clusterer.threshold`` is given, the number of clusters
+            follows from the threshold instead. In both cases the run ends if fewer than ``groups``
+            devices answer in the warm-up, the training by whose updates devices are clustered.
         aggregation: rule that combines the updates of a round; by default ``weighted`` by samples,
             as in the paper.
     """

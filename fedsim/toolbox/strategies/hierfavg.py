@@ -155,13 +155,19 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     Source: Liu, Zhang, Song and Letaief, "Client-edge-cloud hierarchical federated learning" (ICC
     2020), Algorithm 1. There all clients take part, as with ``clients_per_round`` = devices.
 
-    An edge server is between some clients and the server. In each round the server sends the global
-    model (``edge-model``, d parameters) to the edge servers of K clients. Each has kappa2 edge
-    rounds by itself: it sends its model to its clients (``model``, d); each client makes kappa1 SGD
-    steps and sends its model back (``update``, d); the edge server's model becomes the mean of its
-    clients' models, weighted by samples. After its last edge round it sends its model to the server
-    (``edge-update``, d). The global model becomes the mean of the edge servers' models, weighted by
-    the samples of the last edge round. With kappa2 = 1 that is FedAvg.
+    An edge server is between some clients and the server. A round has these steps:
+
+    - The server selects clients, and sends the global model to their edge servers (``edge-model``,
+      d parameters).
+    - Each edge server has ``kappa2`` edge rounds by itself. In an edge round it sends its model to
+      its selected clients (``model``, d). Each client makes ``kappa1`` SGD steps, and sends its
+      model back (``update``, d). The edge server's model becomes the mean of its clients' models,
+      by default weighted by samples.
+    - After its last edge round an edge server sends its model to the server (``edge-update``, d).
+    - The global model becomes the mean of the edge servers' models, weighted by the samples of
+      their last edge rounds.
+
+    With ``kappa2`` = 1 the result is FedAvg's.
 
     A client that is late or lost, or away when an edge round begins, takes no further part in the
     round. A lost edge server loses its clients' updates of the round (record ``updates-lost``), and
@@ -215,9 +221,9 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     async def on_carried(self, message: Carried) -> None:
         """Handle the end of a message between the server and an edge server.
 
-        An edge server that has received the global model begins its edge rounds. When the server
-        has received an edge server's model, it is stored for the round's mean, and the edge server
-        has finished the round. An edge server whose message was lost leaves the round.
+        An edge server that has received the global model begins its edge rounds. An edge server's
+        model that has arrived at the server is stored for the round's mean, and the edge server has
+        finished the round. An edge server whose message was lost leaves the round.
 
         Args:
             message: the ended message, with the edge server's ID, the direction and the outcome.

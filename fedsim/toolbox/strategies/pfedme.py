@@ -142,12 +142,17 @@ class PFedMe(Personal[PFedMeParams]):
     local models.
 
     Source: T Dinh, Tran and Nguyen, "Personalized federated learning with Moreau envelopes"
-    (NeurIPS 2020), Algorithm 1. A client that has received the model w makes R local rounds r, with
-    the local model w_0 = w. In each it finds its personal model theta = argmin f(theta; batch) +
-    lambda / 2 ||theta - w_r||^2 by K steps, and then w_(r+1) = w_r - eta lambda (w_r - theta). The
-    client sends w_R. With the server's learning rate beta the next global model is (1 - beta) w +
-    beta times the mean of all w_R. Only the clients of a round compute; in the paper all clients
+    (NeurIPS 2020), Algorithm 1. Only the clients of a round compute; in the paper all clients
     compute, and some are sampled.
+
+    - A client receives the global model w. It makes R local rounds r = 0, 1, ..., R - 1
+      (``local_rounds``), with the local model w_0 = w at first.
+    - In each local round it draws a batch, and moves its personal model theta by K SGD steps
+      (``steps``) towards the minimum of f(theta; batch) + lambda / 2 ||theta - w_r||^2. f is the
+      loss, and lambda the key ``lam``.
+    - Then the local model becomes w_(r+1) = w_r - eta lambda (w_r - theta), with the key ``eta``.
+    - After all local rounds the client sends w_R. The next global model is (1 - beta) w + beta
+      times the mean of all w_R, with the server's learning rate beta (1 by default).
 
     Messages are as in FedAvg, the model down and w_R up (d parameters each). Batches are drawn as
     for SGD. A client's last theta is its personal model.

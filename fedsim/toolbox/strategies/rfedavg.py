@@ -57,8 +57,10 @@ class RFedAvgParams(SynchronousParams):
         local_epochs: gradient steps of a client on all of its data; 1 in the paper.
         server: the step of the server from the old model to the reweighted mean (docs page
             ``parts/server_optimizer``); None: the mean is the new model.
-        weights: p_n, the weights of the clusters: ``rfedavg``, by inverse imbalance; ``optimal``,
-            nearest to equal class shares; ``uniform-by-data``, by samples.
+        weights: p_n, the weight of each cluster's model in the new model. ``rfedavg``: inverse to
+            the cluster's class imbalance. ``optimal``: the weights with which the mixture of the
+            clusters' data comes nearest to equal class shares (a benchmark). ``uniform-by-data``:
+            by samples, as in FedAvg.
         clustering: ``ccs``, greedy clusters by cosine (Algorithm 1); ``kmeans``, K-means on the
             gradients without normalisation (a benchmark).
         kmeans_clusters: N of K-means: a number, the number of ``classes``, or the number of
@@ -178,12 +180,13 @@ class RFedAvgState(FedAvgState):
     Attributes:
         sizes: Size that each device reported last (samples); None before its first report.
         reporting: Open tasks in which devices report their size, device ID -> task ID.
-        begun: Whether the first round has been opened.
+        begun: Whether the first round has been opened, which waits for these reports.
         total: D, the sum of the reported sizes in the open round (samples).
         last_total: Value of D that each device received last (samples).
         imbalance: Class imbalance I_k that each device reported last (samples); 0 before its first
             report.
-        counts: Device ID -> class counts that the device reported last, for ``optimal``.
+        counts: Device ID -> class counts that the device reported last; filled only with the key
+            ``weights = "optimal"``.
         first_loss: l_0, the mean of the losses reported in the first round with losses; None before
             it.
         loss: l_t, the mean of the losses reported in the last round with losses.
@@ -214,20 +217,27 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     with imbalanced data": Algorithm 1 (CCS), Eqs. 4 to 7 and 17, and the two steps after it;
     benchmarks of section IV.
 
-    In a round K clients receive the model (d parameters). Each makes one gradient step on all of
-    its data, and sends its model (d), with its samples D_k, its class imbalance I_k and its loss
-    F_k (a scalar each, if used). The server clusters the gradients. A cluster's model is the mean
-    of its clients' models, weighted by samples (Eq. 4). The new model is the sum of p_n times the
-    clusters' models, the gradient step of Eq. 5. The weight p_n of cluster n is larger if its
-    classes are balanced. A cluster of CCS has the gradients whose cosine with one of them is at
-    least a threshold (Eq. 7), which falls with the mean of the reported losses; the first mean is
-    l_0.
+    A round has these steps:
 
-    I_k needs D, the samples of all devices: each device reports its size once it is available (a
-    scalar, ``size-report``), and is not drawn before. D is the sum of the last reported sizes, and
-    goes to each client that does not know it yet (a scalar, ``control``). ``optimal`` needs class
-    counts (M scalars, ``class-counts``). Updates that are not finite are left out. Without learning
-    the clusters are drawn at random.
+    - The clients of the round receive the model (d parameters).
+    - Each client k makes ``local_epochs`` gradient steps on all of its data, and sends its model
+      (d). With the model it sends its sample count D_k, and, if the server uses them, its class
+      imbalance I_k and its training loss F_k (a scalar each).
+    - The server clusters the clients by their gradients. With ``clustering = "ccs"`` a cluster has
+      the clients whose gradients have at least a given cosine with the gradient of one of them (Eq.
+      7). This cosine falls from round to round, as the mean of the losses F_k falls.
+    - The model of each cluster is the mean of its clients' models, weighted by samples (Eq. 4).
+    - The new model is the sum over the clusters n of p_n times the cluster's model (Eq. 5). By
+      default the weight p_n is the larger, the more balanced the classes in the cluster are; the
+      key ``weights`` has other choices.
+
+    By default I_k needs D, the sample count of all devices. Therefore each device reports its size
+    once it is available (a scalar, ``size-report``), and is not selected before. D is the sum of
+    the last reported sizes. Each client that does not know this D yet receives it with the model (a
+    scalar, ``control``). With ``weights = "optimal"`` each client sends its counts of the M classes
+    in place of I_k (M scalars, ``class-counts``).
+
+    Updates that are not finite are left out. Without learning the clusters are drawn at random.
 
     The record ``reweighting`` of the run's events has the balance of the classes if clusters are
     weighted by samples, and if they are weighted by p_n. The record ``clustering`` is written in
