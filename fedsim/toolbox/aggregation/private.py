@@ -134,16 +134,16 @@ def adapted_clip(
 
 @pure
 def clipped_and_noised(models: list[Floats32], clip: float, noise: float, rng: Generator) -> Floats:
-    """Make a client's update private: clip its difference from the received model, and add noise.
+    """Make a client's trained model private: clip its difference from its start, and add noise.
 
     Args:
-        models: the update, and the model from which it was trained, [d] each.
+        models: the trained model, and its start, the model that the client had received, [d] each.
         clip: C, the maximum L2 norm of the difference.
         noise: standard deviation of the noise of each coordinate, divided by C.
         rng: source of the noise.
 
     Returns:
-        The private update, float64 [d].
+        The start plus the clipped difference plus the noise, float64 [d].
     """
     start = models[1].astype(np.float64)
     change = clipped(models[0] - start, clip)
@@ -260,8 +260,8 @@ class Private(Aggregation):
     The change of a client is its update u_i minus the model w_i that it received. The next model is
     w + (sum clip(u_i - w_i) + N(0, (z C)^2)) / n, with equal weights. With ``central`` noise the
     server clips changes, and adds the noise once to the sum. With ``local`` noise each client clips
-    its change, and adds N(0, (z C)^2) to the change before it answers. n is then the number of
-    received updates, and each update is protected by its own noise alone.
+    its change, and adds N(0, (z C)^2) to the change before it answers. Each update is then
+    protected by its own noise alone.
 
     With ``adaptive``, C follows the norms of the changes. The server also needs the count of
     changes shorter than C, to which it adds noise of standard deviation sigma_b (``count_noise``).
@@ -269,15 +269,19 @@ class Private(Aggregation):
     together spend as much privacy as z alone (Theorem 1 of Andrew et al., 2021). A client that
     disconnects changes neither central noise nor epsilon; the model only moves less.
 
-    The record of each round has the epsilon spent until then. It bounds how far the run can differ
-    from a run in which the updates of one device are 0. It covers the aggregates alone, not other
-    contents of messages, such as a device's group or sample count. Each round counts as one release
-    of each device's update, also if there are several groups, or if no update has arrived. If all
-    clients of a round are drawn uniformly from the available clients, each takes part with
-    probability q, the share of clients that are drawn. Epsilon is then computed as for Poisson
-    sampling, as in the paper, which approximates draws of exactly K clients. In all other rounds,
-    and with local noise, q is 1. Strategies that use updates or losses before clipping refuse to
-    compute epsilon.
+    The record of each round has the epsilon of (epsilon, delta)-differential privacy that all
+    rounds until then have spent. This epsilon bounds how far the run can differ from a run in which
+    one device's updates are equal to the models that it received.
+
+    - Epsilon covers the aggregates alone, not other contents of messages, such as a device's group
+      or sample count.
+    - Each round counts as one release of a device's update, which takes part with probability q.
+      Rounds with several groups, or without an update, count as one release too.
+    - If all clients of a round are drawn uniformly from the available devices, q is the share of
+      the devices that are drawn. Epsilon is then computed as if each device took part independently
+      (Poisson sampling), as in the paper, although exactly K clients are drawn. In all other
+      rounds, and with local noise, q is 1.
+    - Strategies that use updates or losses before clipping refuse to compute epsilon.
 
     Attributes:
         clip: C, the maximum L2 norm of a change; with ``adaptive`` the initial C.
@@ -362,8 +366,10 @@ class Private(Aggregation):
     def noise_of_sum(self) -> float:
         """Standard deviation of the noise in the sum of changes, relative to the clipping bound.
 
-        It is ``noise`` without ``adaptive``. With ``adaptive`` it is larger, as the noisy count of
-        short changes spends privacy too, and both together must spend no more than ``noise`` alone.
+        If the clipping bound is fixed, it is the key ``noise``. If the bound adapts (key
+        ``adaptive``), the server also releases a noisy count of the changes within the bound. The
+        noise of the sum is then larger, so that sum and count together spend as much privacy as
+        ``noise`` for the sum alone.
         """
         if self.adaptive is None or not self.noise:
             return self.noise

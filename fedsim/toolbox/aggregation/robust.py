@@ -65,9 +65,9 @@ class Robust(Aggregation):
             updates: count of received updates.
 
         Returns:
-            A dict with ``bears``, the count of malicious updates that the result tolerates, if so
-            few updates were received that this count is smaller than planned; else an empty dict.
-            By default the count is 0 for one or two updates, and the dict empty for more.
+            An empty dict if enough updates were received. Otherwise ``bears``, the count of
+            malicious updates that the few received ones tolerate. By default one or two updates
+            are too few, with ``bears`` 0; subclasses may need more updates.
         """
         return {_TOLERATED: 0} if updates <= 2 else {}
 
@@ -345,9 +345,10 @@ class Krum(_ByDistance):
     descent" (NeurIPS 2017), section 4.
 
     n is the count of received updates, and f = ``malicious`` the count of malicious updates that
-    are tolerated, for which n must be at least 2 f + 3. If fewer updates arrive in a round, or for
-    a group, the model does not change; the field ``bears`` of the record ``aggregate`` then has the
-    count of malicious updates that n updates tolerate.
+    are tolerated, for which n must be at least 2 f + 3. If fewer updates arrive in a round, the
+    model does not change. With a model for each group of devices, n is counted for each group. The
+    field ``bears`` of the record ``aggregate`` then has the count of malicious updates that n
+    updates could tolerate.
     """
 
     kind: Literal["krum"] = "krum"

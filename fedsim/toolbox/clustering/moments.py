@@ -12,12 +12,14 @@ from fedsim.common.units import PositiveSeconds
 class Once(Spec):
     """Base of the moments (``strategy.moment``) at which devices are grouped once in a run.
 
-    The groups are formed from models that the devices have trained and sent during a warm-up.
+    The groups are formed from models that the devices have trained and sent before. The warm-up is
+    the task outside rounds in which devices train such a model.
 
     Attributes:
-        deadline: longest time (s) of the warm-up, and of the task in which devices then send losses
-            or gradients, if the strategy has such a task. At the end of this time the strategy goes
-            on with the devices that have answered. None: the server waits for all devices.
+        deadline: longest time (s) of the warm-up. It is also the longest time of a second task, in
+            which devices send losses or gradients, if the strategy has such a task. At the end of
+            this time the strategy goes on with the devices that have answered. None: the server
+            waits for all devices.
     """
 
     deadline: PositiveSeconds | None = None

@@ -183,10 +183,11 @@ class DittoPartition(Partition):
     """Device u holds the classes u..u+4 (mod C) in lognormal(1, 1) proportions (code of Ditto).
 
     C is the count of classes. The size n of each device is drawn from lognormal(3, 1) + 10, and all
-    sizes are scaled so that they sum to the count of training samples. Of a class with proportion p
-    the device gets int(p n) + 1 training samples and int(p n / r) + 1 test samples, where r is the
-    size of the published training set divided by the size of the test set. A class that is used up
-    starts again, so devices may share images, but no test image is a training image.
+    sizes are scaled so that they sum to the count of training samples. The device's five draws from
+    lognormal(1, 1), divided by their sum, are the proportions p of its classes. Of each class the
+    device gets floor(p n) + 1 training samples and floor(p n / r) + 1 test samples. r is the count
+    of training samples divided by the count of test samples in the data set. A class that is used
+    up starts again, so devices may share images, but no test image is a training image.
 
     The draws have a fixed seed. Fashion-MNIST and 500 devices give 61,251 training and 11,254 test
     samples, as published, with 31 to 1,378 training samples on a device (median 88). Devices with
@@ -283,7 +284,9 @@ class ClassBias(Partition):
             all classes the data are IID.
         share: share of a device's samples that is divided equally among its H classes; the classes
             of the remaining samples are drawn uniformly from all others.
-        sizes: counts of the devices' training samples: ``uniform`` (100 to 3,000) or ``long-tail``.
+        sizes: counts of the devices' training samples: ``uniform``, from 100 to 3,000; or
+            ``long-tail``, also from 100 to 3,000, but at most 300 on 40 % of the devices, and at
+            most 500 on 70 %.
         per_class: count of the training images of each class that are used.
     """
 
@@ -355,13 +358,16 @@ class ClassBias(Partition):
 
 
 class ClassImbalance(Partition):
-    """Each device has few classes, and most samples of a class near class 5 (Wang et al., CCS).
+    """Few classes per device, with a majority class that is often near class 5 (Wang et al., CCS).
 
-    Classes near class 5 thus dominate globally. A device's majority class, counted from 1 to C, is
-    drawn from a normal distribution with mean 5 and variance 10, rounded, and drawn again if it is
-    not within 1..C. The device draws B integers uniformly from 0..``largest``, not all 0. The
-    largest integer is the sample count of the majority class, and the others are the counts of
-    other random classes.
+    Over all devices the classes near class 5 thus have the most samples. A device has at most B
+    classes (``classes_per_device``) of C:
+
+    - The number of its majority class, from 1 to C, is drawn from a normal distribution with mean 5
+      and variance 10, rounded, and drawn again if it is not within 1..C. B - 1 other classes are
+      drawn uniformly.
+    - The device draws B integers uniformly from 0..``largest``, not all 0. The largest integer is
+      the sample count of the majority class, the others are the sample counts of its other classes.
 
     A training image is on several devices only if the devices need more images of its class than
     there are (MNIST nearly suffices for B = 10). The published test set is divided evenly. With one

@@ -147,9 +147,10 @@ class AllReduce:
         nodes: endpoints of the network, such as device IDs; a node's rank is its position here.
         size: bytes of the vector that each node holds (``"100 MB"``).
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
-        pieces: count of equal parts of the vector, each summed by a separate all-reduce. The
-            messages from one node to another are sent one after the other, and the delay of a
-            message passes while earlier messages are sent.
+        pieces: count of equal parts of the vector, each summed by a separate all-reduce; all start
+            at the same time. Messages from one node to another are sent one after the other. The
+            latency of a message passes already while it waits for the earlier ones, so that it adds
+            to the total time only once.
         connections: count of parallel transfers into which each message is divided. On a link that
             other messages use too, the message gets this count of equal shares of the bandwidth.
 

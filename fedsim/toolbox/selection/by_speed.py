@@ -52,8 +52,10 @@ class FedCS(BySpeed):
     longer.
 
     Attributes:
-        time: T_round (s), from the last answer on.
-        candidates: number of devices that are asked; at least the number of clients of a round.
+        time: T_round, the longest predicted duration of a round (s). It counts from the moment when
+            the server has all durations, and sends the model.
+        candidates: number of devices that are asked for durations; at least as many as the clients
+            of a round are asked.
         patience: time (s) after which candidates without an answer are left out; None: the server
             waits for all candidates.
     """
@@ -115,8 +117,9 @@ class FLANPState(State):
         times: Device ID -> duration of a round (s) on each device that has reported its times.
         stage: n, the count of clients in the present stage; None before the first selection.
         round: Index of the open round, from 0.
-        room: For each call of ``select`` that asks devices for their durations, until they have
-            answered: how many of these devices join the round.
+        room: How many of the devices that were asked for their durations may still join the round.
+            One entry for each call of ``select`` that has asked devices, removed when they have
+            answered.
     """
 
     times: dict[int, float] = field(default_factory=dict)
@@ -187,14 +190,16 @@ class FLANP(BySpeed):
         """Return the fastest devices, then all devices that have not reported their durations.
 
         Only available devices are returned. The fastest devices, as many as the stage has clients
-        but at most ``count``, join the round. The other devices are asked for their durations, and
-        ``choose`` adds the fastest of them if the stage lacks clients.
+        but at most ``count``, join the round. The other devices are first asked for their
+        durations. When they have answered, the server calls ``choose``, which adds the fastest of
+        them to the round if the stage lacks clients.
 
         Args:
             server: the run's server.
             state: the selection's memory, with the reported durations.
             count: largest count of clients.
-            ids: the index of the round, and further numbers if a round selects several times.
+            ids: the index of the round, from 0, which is stored in ``state``; and further integers
+                if a round selects several times.
             among: IDs of the devices to select from; None: all devices.
 
         Returns:

@@ -80,31 +80,36 @@ class FAVOR(Selection):
 
     Source: Wang, Kaplan, Niu and Li, "Optimizing federated learning on non-IID data with
     reinforcement learning" (INFOCOM 2020), sections III and IV (implemented from a summary of
-    them). At first each device is profiled: it receives the model (d parameters; content
-    ``profile``), trains for an epoch, and sends the result (d parameters; content ``local-model``).
-    The server computes the leading principal axes of these models. The state that the agent
-    observes in a round consists of the coordinates along these axes of the present model and of
-    each device's last known model. The agent, a perceptron with one hidden layer, computes from a
-    state a Q-value for the choice of each device. The devices with the highest Q-values become the
-    clients of the next round. With probability epsilon a client is drawn at random instead. epsilon
-    is multiplied by ``decay`` after each round until it is ``least_exploration``.
+    them).
 
-    Each client of a round is an action of the agent, with the reward r = ``base``^(accuracy -
-    ``target``) - 1. The accuracy is of a test at the server (``ServerModels.test``). With Q the
-    agent, Q' the agent as it was up to ``refresh`` rounds ago, and s' the next state, the target of
-    an action's Q-value is r + ``discount`` Q'(s', argmax_a Q(s', a)). After a round the agent makes
-    ``steps`` steps of Adam with learning rate ``lr`` on the squared errors of ``batch`` actions,
-    drawn from the last ``memory`` actions. In the paper the agent is trained in many runs, with one
-    device per round; here it learns during the run, in no simulated time. The discount, and how the
-    agent explores and learns, are our choice.
+    - Profiles: before its first selection each device receives the model (d parameters; content
+      ``profile``), trains for an epoch, and sends the result (d parameters; content
+      ``local-model``). The server computes the principal axes of the first such models.
+    - State s: the coordinates, along these axes, of the present model and of each device's last
+      known model.
+    - Selection: the agent Q, a perceptron with one hidden layer, computes a Q-value Q(s, a) for the
+      choice of each device a. Each client of the next round is the remaining device with the
+      highest Q-value, or with probability epsilon a random one. epsilon is multiplied by ``decay``
+      after each round until it is ``least_exploration``.
+    - Reward: all clients of a round get r = ``base``^(accuracy - ``target``) - 1, with the accuracy
+      of the new model in a test at the server (``ServerModels.test``).
+    - Learning: after a round the agent makes ``steps`` steps of Adam with learning rate ``lr``,
+      each on the squared errors of ``batch`` Q-values, drawn from the last ``memory`` selections of
+      a client. The value that Q(s, a) should have is r + ``discount`` Q'(s', b), with the next
+      state s' and the device b of the highest Q(s', b). Q' is the agent as it was up to ``refresh``
+      rounds ago.
 
-    A device that arrives or returns later is profiled as soon as it is available; until then the
-    initial model is used as its model. In strategies that have a model for each group of clients,
-    the present model is the mean of the groups' models. In runs without learning, clients are drawn
-    at random.
+    In the paper the agent is trained in many runs, with one device per round; here it learns during
+    the run, in no simulated time. The discount, and how the agent explores and learns, are our
+    choice.
+
+    A device that arrives or returns later is profiled in the next selection; until then the initial
+    model is used as its model. In strategies that have a model for each group of clients, the
+    present model is the mean of the groups' models. In runs without learning, clients are drawn at
+    random.
 
     Attributes:
-        target: Omega, the target accuracy, 0 to 1; below it rewards are negative.
+        target: Omega, the accuracy, 0 to 1, below which rewards are negative.
         base: Xi, the base of the reward.
         discount: gamma, the weight of the next state's value.
         components: number of principal axes, at most the number of devices.
@@ -171,16 +176,18 @@ class FAVOR(Selection):
     ) -> list[int]:
         """Return profiled devices with high Q-values, then all devices that are not profiled.
 
-        A device is profiled if the server knows a model that it has trained. At most ``count``
-        profiled devices are returned, some of them drawn at random; they join the round. The other
-        devices are profiled first, and ``choose`` selects among them. Only available devices are
-        returned.
+        Only available devices are returned. A device is profiled if the server knows a model that
+        it has trained. At most ``count`` profiled devices are returned, some of them drawn at
+        random; they join the round. All other devices are profiled first: they train the present
+        model. When they have answered, the server calls ``choose``, which selects clients among
+        them if the round lacks clients.
 
         Args:
             server: the run's server.
             state: the selection's memory, with models and Q-values.
             count: largest count of clients.
-            ids: the index of the round, and further numbers if a round selects several times.
+            ids: integers that name the random draws: the index of the round, from 0, and further
+                integers if a round selects several times.
             among: IDs of the devices to select from; None: all devices.
 
         Returns:
@@ -523,8 +530,9 @@ def trained_agent(
     """Train FAVOR's agent by one step of Adam on the Q-values of chosen actions.
 
     The loss is the mean squared error of these values. The target of a value is the reward plus
-    ``discount`` times a value in the next state: the older agent's value of the action that the
-    agent prefers there. Source: double Q-learning (van Hasselt et al., 2016), as in FAVOR.
+    ``discount`` times a value in the next state. This is the value of the action with the agent's
+    highest Q-value there, as computed by the older agent, the agent of an earlier round (target
+    network). Source: double Q-learning (van Hasselt et al., 2016), as in FAVOR.
 
     Args:
         models: arrays. First the agent and the older agent, each as ``new_agent`` lays it out

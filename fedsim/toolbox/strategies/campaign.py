@@ -34,12 +34,16 @@ class CampaignState(State):
 class Campaign:
     """Campaign: many devices each do one task of the same job, such as a report, outside rounds.
 
-    The strategy opens a campaign with ``begin``, passes the campaign's ended tasks (``has_task``)
-    to ``end``, and passes returned devices for which it waits (``awaits``) to ``resume``. An
-    unavailable device receives its task when it returns. A lost task is repeated, at most twice. At
-    the campaign's deadline the timer ``campaign-deadline`` fires, and the strategy calls ``stop``.
-    When all tasks have ended and no device is awaited, the campaign is closed, and ``on_over`` is
-    called, which may begin another campaign.
+    The strategy opens a campaign with ``begin``, and then calls these methods:
+
+    - ``end``, when a task has ended that belongs to the campaign (``has_task``). A lost task is
+      repeated, at most twice for each device.
+    - ``resume``, when a device has returned for which the campaign waits (``awaits``). A device
+      that was unavailable receives its task then.
+    - ``stop``, when the timer ``campaign-deadline`` fires, at the campaign's deadline.
+
+    When all tasks have ended and the campaign waits for no device, it is closed, and calls
+    ``on_over``, which may begin another campaign.
 
     Args:
         server: the run's server.

@@ -278,10 +278,10 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     u of splits, so that there are 2^u parts; ``upload_s``, the measured upload time eps_i (s);
     ``trained_at``, the time at which its last training ended (s).
 
-    eps_i is the measured duration of the device's last upload of a model, as the nominal rate
-    neglects shared links, encoding and TCP. A straggler deletes eps_i; otherwise one slow upload
-    could leave no time for any later training. If the straggler sends the unchanged model, it
-    measures eps_i anew.
+    eps_i is the measured duration of the device's last upload of a model. It is measured because
+    the rate of the device's link neglects shared links, encoding and TCP. A straggler deletes
+    eps_i, since a single slow upload could otherwise leave no time for any later training. If the
+    straggler sends the unchanged model, this upload is measured as the new eps_i.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
@@ -388,7 +388,8 @@ class CataFedClient(SynchronousClient[CataFedParams]):
 class CataFedState(FedAvgState):
     """State of CATA-Fed on the server: model, data sizes and clusters of clients, last selections.
 
-    Lists have an entry for each client.
+    A client is connected from the report of its data size until a task of it ends without an
+    answer. Lists have an entry for each client.
 
     Attributes:
         sizes: Data size that each client reported last (samples), 0 if the client is disconnected.
@@ -421,21 +422,23 @@ class CataFed(FedAvg[CataFedParams]):
     Sensors 22(18), 2022.
 
     A client reports its data size when it connects (a scalar), and is in a cluster of clients of
-    similar size from the next round on. A round asks K clients of one cluster. They receive the
-    model and the time limit T (d parameters, a scalar), train as many epochs after their download
-    as leave time for the upload within T (the paper's ALU), and answer.
+    similar size from the next round on. Each cluster is divided at random into groups of K =
+    ``clients_per_round`` clients. A round asks the group that has waited longest (``selection`` has
+    other choices). Its clients receive the model and the time limit T (d parameters, a scalar).
+    From the end of its download on, each client trains as many epochs as leave time for the upload
+    within T (the paper's ALU). Then it is one of these:
 
-    - *Valid*, after at least one finished epoch: sends its update and the flag I = 1 (d parameters,
-      a scalar).
-    - *Slow straggler*, after none: sends the unchanged model, or nothing, and I = 0 (d parameters
-      or none, a scalar). It halves its data, stratified by label, down to pi samples, reports the
-      size of its largest part (a scalar), and trains on one part at a time, in turn (SMS).
-    - *Disconnected*, without an answer: is removed.
+    - *Valid*, if it has finished at least one epoch. It sends its update and the flag I = 1 (d
+      parameters, a scalar).
+    - *Slow straggler*, if it has finished none. It sends the unchanged model, or no model, and the
+      flag I = 0 (d parameters or none, a scalar). It halves its data, stratified by label, unless
+      parts would be smaller than ``smallest_part``, and reports the size of its largest part (a
+      scalar). From then on it trains on one part at a time, in turn (SMS).
+    - *Disconnected*, if no answer arrives. It is removed.
 
-    The new model is the mean of the valid updates, weighted by the count of samples of each
-    training (psi_i, Eqs. 15, 16). After a report clients are clustered anew, by intervals of equal
-    width of the reported sizes without outliers. The group of K clients that has waited longest is
-    asked (``proportional-fair``).
+    The new model is the mean of the valid updates, by default weighted by the count of samples of
+    each training (psi_i, Eqs. 15, 16). After a report of a size clients are clustered anew, by
+    intervals of equal width of the reported sizes without outliers.
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams

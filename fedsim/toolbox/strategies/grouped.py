@@ -444,9 +444,9 @@ class Grouped(Synchronous[G]):
         """Assign groups to the devices that have just ended their preparation, or handle a timer.
 
         A preparation is the task that finds a device's group. The timer ``assign`` causes the
-        assignment, after which devices of the round start their training. If another timer of the
-        round, such as the deadline, fires first at the same simulated time, groups are assigned at
-        once. That timer is then set again for this time, so that it is handled after these starts.
+        assignment, after which devices of the round start their training. If the deadline of the
+        round, or a timer before its first messages, fires earlier at the same simulated time,
+        groups are assigned first. The other timer is set again, to be handled after the starts.
 
         Args:
             name: name of the timer that has fired.
@@ -531,7 +531,7 @@ class MigratingParams(GroupedParams):
     def shift(self) -> ShiftTest:
         """Test by which devices detect a shift, a change of their data during the run.
 
-        The test is ``moment.shift``, or else the strategy's usual test.
+        It is the key ``strategy.moment.shift``; if this key is missing, the strategy's default.
         """
         return self.moment.shift or self.usual_shift
 

@@ -54,13 +54,15 @@ class LCFLClient(SynchronousClient[LCFLParams]):
 
     - ``train``, in a round: train the model of the device's cluster; in the rounds before the
       clustering train the global model, which gives w_i.
-    - ``warm-up``: train the received model, or one that the device draws, which gives w_i.
+    - ``warm-up``: train the received model, or random initial weights that the device draws if it
+      received none, which gives w_i.
     - ``exchange``: compute the losses of w_i and of the received models of other devices.
     - ``gradient``: compute the gradient at w_i, or send the gradient that w_i's training has
       stored.
     - ``cold-start``: test the received models of all clusters, and choose the best.
 
-    The messages that start a training of w_i have the content ``trains-local``.
+    A message that starts a training of w_i is marked by the header ``trains-local``, in the jobs
+    ``train`` and ``warm-up``.
 
     Entries of a device's state: ``own``, the local model w_i, until the losses or the gradient have
     arrived at the server; ``gradient``, the gradient of the last mini-batch of w_i's training;

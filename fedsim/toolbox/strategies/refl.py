@@ -35,8 +35,9 @@ class REFLParams(AggregatingParams):
             staleness (in rounds) has the rest.
         stale_weights: weights of stale updates: ``boosted``, by deviation and staleness, as in the
             paper; ``equal``, as fresh updates.
-        boost_scale: divisor of exp(-Lambda / Lambda_max) in a stale update's weight, with the
-            update's deviation Lambda: 1 in the paper, 10 in the published code.
+        boost_scale: divisor s of the exponential in the term by deviation, 1 - exp(-Lambda /
+            Lambda_max) / s. Lambda_max is the largest deviation in the round. s is 1 in the paper,
+            10 in the published code.
         aggregation: by default the plain mean, as in the paper; its weights are multiplied by the
             weights of stale updates.
         selection: by default the least available clients first.
@@ -149,15 +150,20 @@ class REFL(FedAvg[REFLParams]):
     staleness-aware aggregation (section 4.2), and by default its participant selection
     (``least-available``); without the adaptive number of participants.
 
-    Messages are as in FedAvg, the model down and the update up (d parameters each). A round closes
-    at its deadline, or with ``over_selection`` after K updates. Clients that have not finished by
-    then go on, and their updates count in the round in which they arrive. Such a stale update moves
-    the present model by its difference from the model from which it was trained. Its weight falls
-    with its age tau, the number of rounds since its training began, and grows with its distance
-    from the fresh updates (``stale_weights``); a fresh update has weight 1. All weights are then
-    scaled to sum to 1. In runs without learning, updates cannot be compared, and a stale update has
-    weight 1 / (tau + 1). In the record of a round ``valid`` counts the updates in time, and
-    ``disconnected`` the clients that were lost before the round closed.
+    - A round closes at its deadline, or with ``over_selection`` after as many updates as the round
+      needs. Clients that have not finished by then go on.
+    - An update that arrives after its round, a stale update, counts in the round in which it
+      arrives. It moves the present model by its difference from the model from which it was
+      trained.
+    - A fresh update has the factor 1. The factor of a stale update falls with tau, the number of
+      rounds since its training began, and grows with its distance from the fresh updates
+      (``stale_weights``). The weights by ``aggregation`` are multiplied by these factors, and
+      scaled to sum to 1.
+
+    Messages are as in FedAvg, the model down and the update up (d parameters each). In runs without
+    learning, updates cannot be compared, and a stale update has the factor 1 / (tau + 1). In the
+    record of a round ``valid`` counts the updates in time, and ``disconnected`` the clients that
+    were lost before the round closed.
     """
 
     Params = REFLParams
@@ -222,7 +228,7 @@ class REFL(FedAvg[REFLParams]):
         to sum to 1. If all of them would be 0, the factors are left out.
 
         Args:
-            entries: the updates of the round; the entry ``counts`` of a stale update is its factor.
+            entries: the updates of the round; a stale update has its factor as ``counts``.
         """
         plain_weights = super().weights(entries)
         weights = list[float]()

@@ -195,8 +195,8 @@ class CutState(FedAvgState):
     """State on the server of a strategy whose devices train smaller models.
 
     Attributes:
-        zero: Model in which all parameters are 0; a device has its values for the parameters that
-            are not sent to it.
+        zero: Model in which all parameters are 0. A device's model has these values in the
+            parameters that it does not receive.
     """
 
     zero: Ref = field(init=False)

@@ -57,7 +57,9 @@ class Window(NamedTuple):
     fit: "Fit"
 
     def rate(self, round_trip: float) -> float:
-        """Return the mean rate of a connection over its first ten seconds (bytes/s).
+        """Return the mean rate of a TCP connection over its first ten seconds (bytes/s).
+
+        It is the TCP window divided by the round trip time, minus the loss by slow start.
 
         Args:
             round_trip: round trip time of the connection (s).
@@ -73,7 +75,8 @@ class RoundTripRule(NamedTuple):
         fixed: constant part (s).
         per_km: seconds per kilometre of the route.
         fit: errors and valid range of the rule.
-        parts: pairs of continents, such as {europe, east-asia}, that have measured connections.
+        parts: pairs of continents, such as {europe, east-asia}, whose connections were measured.
+            The rule is less certain for any other pair.
     """
 
     fixed: float

@@ -335,10 +335,11 @@ def build_graph_network(
     Each edge has a ``capacity`` (bytes/s), and perhaps a ``latency`` (s). Latencies add up along
     a route. An undirected edge carries its capacity in each direction at the same time.
 
-    Routes have the fewest hops. Among equal routes, a route to or from the server takes the nodes
-    that come first by name, seen from the server. A route between two other nodes is a part of the
-    server's route to or from one of them, if that route leads through the other. If not, the route
-    is found as if the node that comes first by name were the server.
+    Routes have the fewest hops. Of several routes between the server and a node with equally many
+    hops, the chosen one has, from the server outwards, the nodes that come first by name. A route
+    between two nodes A and B other than the server is a part of A's route to the server if that
+    leads through B, or of the server's route to B if that leads through A. Otherwise the rule for
+    the server is used with A or B in its place, whichever comes first by name.
 
     Args:
         simulation: the simulation.
@@ -347,7 +348,8 @@ def build_graph_network(
         server: the node of the server.
         attach: nodes to which devices are attached; device i is at ``attach[i % len(attach)]``.
         transport: the protocol of transfers.
-        edges: the edge servers, whose ``of`` is computed here; None for no edge servers.
+        edges: the edge servers; which edge server each node has (``of``) is computed here. None for
+            no edge servers.
         hosts: the nodes of additional endpoints, which send and receive, such as a cache.
 
     Returns:
