@@ -76,10 +76,11 @@ class Lossy(Codec):
 
     @property
     def for_added_up(self) -> Codec:
-        """Copy of this codec with error feedback, for contents that are added up over rounds.
+        """Copy of this codec with error feedback, for contents that the receiver adds up.
 
-        The strategy names these contents of messages in ``Traits.accumulated_contents``. Without
-        error feedback the encoding errors of all rounds would add up too.
+        Such a content of messages is a change that the server adds to a sum over all rounds. The
+        strategy names it in ``Traits.accumulated_contents``. Without error feedback the sum would
+        also have the encoding errors of all rounds.
         """
         return self.model_copy(update={"error_feedback": True})
 

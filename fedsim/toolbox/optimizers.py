@@ -80,7 +80,7 @@ class Adaptive(ServerOptimizer):
     """Base of the server optimisers that scale steps by moments of past updates, such as FedAdam.
 
     With the model w and delta, the aggregated update minus w, a step sets m <- beta1 m + (1 -
-    beta1) delta, v by each kind's rule, and w <- w + lr m / (sqrt(v) + tau).
+    beta1) delta, then v by the rule of the subclass, and w <- w + lr m / (sqrt(v) + tau).
 
     Source: Reddi et al., "Adaptive federated optimization" (ICLR 2021), Algorithm 2. There m begins
     at 0 and v at tau^2, without bias correction. With ``bias_correction`` both begin at 0. Before
@@ -92,7 +92,8 @@ class Adaptive(ServerOptimizer):
         beta1: decay factor of the first moment in each step.
         tau: constant that is added to the root of v; the smaller it is, the more a step is scaled
             by v.
-        bias_correction: whether v also begins at 0, and moments are divided by 1 - beta^t.
+        bias_correction: whether m and v are corrected as in Adam: v begins at 0 like m, and the
+            moments are divided by 1 - beta^t.
     """
 
     lr: float = Field(default=0.01, gt=0.0, le=1e6)
@@ -163,7 +164,8 @@ class Yogi(Adaptive):
     """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2), so that v falls slowly.
 
     Attributes:
-        beta2: v changes by 1 - beta2 times delta^2 in each step.
+        beta2: 1 - beta2 is the factor of delta^2 in the step of v; each entry of v moves by this
+            amount towards delta^2.
     """
 
     kind: Literal["yogi"] = "yogi"

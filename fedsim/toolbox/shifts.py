@@ -283,10 +283,10 @@ class Rotation(Shift):
     on an occasion. Training and test images of a device rotate by the same angle. The draws of a
     device do not depend on other candidates.
 
-    True groups are the groups with which groups found by clustering are compared. If each true
-    group had one rotation at first, different from all others (partition ``rotations``), the device
-    joins the true group with its new rotation, if there is one. In all other cases it belongs to no
-    true group afterwards (``NO_GROUP``).
+    True groups are the groups with which groups found by clustering are compared. A device that has
+    changed is in no true group afterwards (``NO_GROUP``). With the partition ``rotations``, in
+    which each true group has its own rotation, a changed device instead joins the true group with
+    its new rotation, if there is one.
 
     Attributes:
         probability: probability that a candidate changes, on each occasion.

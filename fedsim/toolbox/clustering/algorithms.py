@@ -442,10 +442,10 @@ class Dbscan(Clusterer):
     DBSCAN joins devices with dense neighbourhoods that are near each other to clusters. All devices
     that belong to none of these clusters, the noise, form a cluster together.
 
-    A neighbourhood is dense if it has at least five devices, including the device itself. Its
-    radius is the percentile 100 / (groups - 1) of all distances of devices, ``groups`` being the
-    wanted count of groups. This radius is wide, so that clusters merge easily; ``groups`` should
-    exceed the expected number of clusters.
+    A neighbourhood is dense if it has at least five devices, including the device itself. With
+    ``groups`` the wanted count of groups, its radius is so large that it covers 1 / (groups - 1) of
+    all distances of devices, such as a third with 4 groups. With such a wide radius clusters merge
+    easily. ``groups`` should therefore be larger than the expected number of clusters.
     """
 
     kind: Literal["dbscan"] = "dbscan"

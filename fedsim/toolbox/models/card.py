@@ -156,11 +156,18 @@ class ModelCard(PartedModel):
     ) -> ModelCost:
         """Return the cost of a training step: FLOPs, bytes moved, and memory.
 
-        The forward and the backward pass read all weights once each. Until its backward pass a
-        layer stores 34 bytes for each token and unit of its width, which is the count of outputs of
-        the first dense layer (Korthikanti et al. 2022, in 16 bits, without the scores of
-        attention). With ``recompute`` a layer stores 2 bytes, and only the layer that is being
-        computed again needs 34 bytes. Layers before the first trained one store nothing.
+        The forward and the backward pass read all weights once each. The width of a transformer
+        layer is the count of outputs of the first entry of ``dense``. Until its backward pass a
+        layer stores 34 bytes for each token and unit of width (Korthikanti et al. 2022, in 16 bits,
+        without the scores of attention). With ``recompute`` a layer stores 2 bytes, and only the
+        layer that is being computed again needs 34 bytes. Layers before the first trained one store
+        nothing.
+
+        Args:
+            shape: not used, as the card gives the count of tokens of a sample.
+            classes: not used.
+            training: the trainer; its momentum and its optimiser's state need memory and traffic.
+            objective: not used.
         """
         # sizes in bytes; trained weights, their gradients and the optimiser's state are float32
         forward, _ = self._forward_and_weight_flops()

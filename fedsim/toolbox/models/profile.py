@@ -156,12 +156,12 @@ class Counted(NamedTuple):
 
     Attributes:
         flops: FLOPs of the call.
-        padded_flops: FLOPs if the channels of a convolution are padded to whole registers; else
-            as ``flops``.
+        padded_flops: for a convolution, the FLOPs with its channels rounded up to a multiple of 16,
+            as a CPU computes whole registers of 512 bits; for all other operations as ``flops``.
         traffic: size of operands and results (bytes).
         name: torch's name of the operation.
-        kind: name of the class of operations with equal speed on ARM cores, such as ``norm``; a
-            key of ``_ARM_SHARES`` or ``_ARM_PASSES``, or ``matrix`` for matrix products.
+        kind: class of operations with equal speed on ARM cores: ``matrix`` for matrix products,
+            ``norm``, ``dense`` for a convolution, or another one.
         call_bytes: fixed cost of the call on a CPU, as the bytes that could be moved in its time.
     """
 
@@ -175,10 +175,14 @@ class Counted(NamedTuple):
     def columns(self) -> tuple[float, ...]:
         """Return the FLOPs and bytes from which the time of the call is computed.
 
+        A CPU makes additional passes over the data of some operations, such as pooling, which take
+        more time than their operands and results suggest.
+
         Returns:
-            FLOPs with padded channels, bytes, and bytes of additional passes on a server's CPU.
-            Then, for a single-board computer with ARM cores, FLOPs divided by the kernel's relative
-            speed, and bytes of additional passes.
+            Five numbers: ``padded_flops``; ``traffic``; the bytes of the additional passes on a
+            server's CPU plus ``call_bytes``; and two for a single-board computer with ARM cores,
+            the FLOPs of a matrix product that takes the same time, and the bytes of the additional
+            passes.
         """
         arm_flops = self.flops / _ARM_SHARES.get(self.kind, 1.0)
         arm_moved = self.traffic * _ARM_PASSES.get(self.kind, 0.0)

@@ -414,9 +414,9 @@ class Permutations(Partition):
 
     Attributes:
         groups: number of groups, each with another permutation.
-        agree: largest count of labels on which the permutations of two groups may agree. With C
-            labels a larger number than C - 2 has the effect of C - 2, so that all permutations
-            differ.
+        agree: largest count of labels that the permutations of any two groups may replace by the
+            same label. Of C labels at most C - 2 can be replaced alike by different permutations,
+            and larger numbers have the effect of C - 2.
     """
 
     instead: ClassVar[Former] = former_keys.PERMUTATIONS

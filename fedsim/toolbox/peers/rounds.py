@@ -383,7 +383,7 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
     def senders(self, device: Peer, number: int) -> Sequence[int]:
         """Return the IDs of the devices that have drawn this device as a receiver in a round.
 
-        A device knows its senders because all draws come from a common seed, as in EL-Oracle.
+        A device knows its senders because all devices make the draws from a common seed.
 
         Args:
             device: the receiver.
@@ -399,8 +399,9 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
 class Epidemic(Peers[EpidemicParams]):
     """Epidemic Learning: each device sends its model to s random devices in each round.
 
-    Source: De Vos et al. 2023, Algorithm 1, with the draws of EL-Local. The draws come from a
-    common seed, so that each device knows its senders.
+    Source: De Vos et al. 2023, Algorithm 1. As in its variant EL-Local, each device's s receivers
+    are drawn independently of other devices' receivers. Unlike there, all devices make these draws
+    from a common seed, so that each device knows from which devices it receives.
 
     There is no server. In each round a device trains, sends its trained model to s random devices
     (d parameters each; content ``model``), and takes the mean of its own model and the received

@@ -80,8 +80,8 @@ class Packer:
 
         Args:
             thing: the object.
-            apart: whether the memory of the object's arrays is stored in ``Parcel.buffers``,
-                outside the pickle.
+            apart: whether the memory of the object's arrays is stored in ``Parcel.buffers``, outside
+                the pickle. ``place`` does so, so that workers can read large arrays in place.
 
         Returns:
             The parcel.

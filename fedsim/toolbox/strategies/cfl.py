@@ -62,8 +62,8 @@ class CFLState(GroupedState):
         children: Indices of the two children of each node; None for a leaf.
         changes_at_split: For each node, the changes of the model by the clients that were assigned
             to it when its parent was split; empty for the root.
-        node_reached: Device ID of each client without a cluster -> node at which it is on its way
-            down the tree; the root if it has no entry.
+        node_reached: Device ID -> the node that a client without a cluster has reached on its way
+            down the tree. A client without an entry is at the root.
         last_change: Device ID -> change of its cluster's model by the device's last training.
         first_norm: Mean L2 norm of the first round's updates. By default a cluster has converged if
             its mean update is shorter than 0.2 times this norm (``eps1``). None before the first

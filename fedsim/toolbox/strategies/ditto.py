@@ -58,9 +58,12 @@ class Ditto(Personal[DittoParams]):
     Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML
     2021), Algorithm 1. The global model w is FedAvg's. In addition each client k of a round trains
     its personal model v_k by steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)), with its
-    loss F_k and the received w. All v_k begin at the initial model. With ``selection = { kind =
-    "power-of-choice", candidates = 1, losses = "reported" }`` clients are drawn in proportion to
-    their samples.
+    loss F_k and the received w. lr is the learning rate of ``[training]``, and lambda the key
+    ``lam``. All v_k begin at the initial model.
+
+    By default clients are drawn uniformly. With ``selection = { kind = "power-of-choice",
+    candidates = 1, losses = "reported" }`` they are drawn with probabilities proportional to their
+    samples.
 
     As in FedAvg, the global model is sent down and its update up (d parameters each). A client
     whose answer does not arrive goes back to its previous personal model.

@@ -21,9 +21,10 @@ class FedNovaParams(FedProxParams):
         mu: weight of the proximal term; by default 0, plain local SGD without it.
         partial_work: whether a client that cannot finish all epochs sends its model as it is; its
             update is normalised by the steps that it took.
-        effective: the definition of tau_eff, the common length of all normalised updates, if mu is
-            above 0: the weighted mean over the clients of their ``reach``, the distance that their
-            steps move (the paper), or of their counts of ``steps`` (the authors' code).
+        effective: definition of tau_eff, the common factor of all normalised changes. tau_eff is a
+            weighted mean over the clients: of the distance that each client's steps move
+            (``reach``, the paper), or of each client's count of steps (``steps``, the authors'
+            code). Allowed only if ``mu`` is above 0.
     """
 
     why_not: ClassVar[Reasons] = Reasons(

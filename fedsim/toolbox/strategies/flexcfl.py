@@ -56,9 +56,10 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     published experiments on MNIST. Equations are numbered as in Duan et al. (2021).
 
     Attributes:
-        measure: the similarity of devices: ``edc`` (Eq. 7), by the cosines of their updates with
-            the m leading singular directions of all updates; ``madc`` (Eq. 6), by the mean absolute
-            difference of their cosines with all other updates.
+        measure: the distance of two devices, by their updates in the pre-training. ``edc`` (Eq. 7):
+            by the cosines of each update with the m leading singular vectors of all updates, with m
+            = ``groups``. ``madc`` (Eq. 6): the mean absolute difference of the cosines of the two
+            updates with each other device's update.
         clusterer: None: k-means with ``edc``, complete linkage with ``madc``; ``random``: each of m
             random devices begins a group (the paper's ablation RCC).
         moment: the pre-training before the first round, by which groups are made; how newcomers

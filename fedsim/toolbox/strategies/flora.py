@@ -165,14 +165,18 @@ class FLoRA(CutModels):
 
     Source: Wang et al., "FLoRA: Federated fine-tuning large language models with heterogeneous
     low-rank adaptations" (NeurIPS 2024, arXiv 2409.05976), Algorithm 1. An adapter is a pair of
-    low-rank matrices A and B of a layer. The server stacks the adapters that it receives, scaled by
-    the clients' shares of samples, and sends the stack. Each device adds the mean of the products B
-    A to its weights, which is not the product of the means of B and A, and begins with fresh
-    adapters, drawn by a seed that all devices share.
+    low-rank matrices A and B of a layer.
 
-    A client sends its adapters, of its rank (``update``). The server sends the stacks since the
-    device last answered (``model``), or the whole model if that is smaller. Before a device's first
-    answer the server sends the whole model (4 bytes a parameter).
+    - Each client trains adapters of its rank, and sends them (``update``).
+    - The server stacks the adapters that it receives, weighted by the clients' samples, and sends
+      the stack. From a stack a device can compute the weighted mean of the products B A, which the
+      product of the means of B and of A is not.
+    - Each device adds this mean to its weights, and begins with fresh adapters, drawn by a seed
+      that all devices share.
+
+    The server sends a device all stacks since the device last answered (``model``), or the whole
+    model if that is smaller. Before a device's first answer it sends the whole model (4 bytes a
+    parameter).
     """
 
     Params = FLoRAParams

@@ -28,17 +28,18 @@ class FPFCParams(SynchronousParams):
     """Keys of ``[strategy]`` for FPFC: constants of the penalty and of its minimisation.
 
     The penalty (SCAD) grows with the distance of each pair of devices' models, and so draws them
-    together. The losses plus the penalty are minimised by ADMM. ``SynchronousParams`` describes the
-    keys of all strategies in rounds.
+    together. The losses plus the penalty are minimised by ADMM, which keeps for each pair a vector
+    theta in place of the difference of the two models. ``SynchronousParams`` describes the keys of
+    all strategies in rounds.
 
     Attributes:
         lam: lambda, the strength of the penalty; 0: local training.
         rho: rho of the augmented Lagrangian: how strongly a device is held to the model that it
             receives.
-        a: a of SCAD: models that are farther apart than the product of a and lambda are not
-            penalised.
+        a: a of SCAD: beyond a distance of a lambda the penalty is constant, so that such models are
+            not drawn together.
         xi: distance of two models below which the penalty is quadratic, so that it is smooth at 0.
-        nu: two devices are in one group if their penalised difference theta is at most this long.
+        nu: two devices are in one group if the L2 norm of their theta is at most ``nu``.
         layers: distances are between whole models (``all``), or between their last layers
             (``last``, an option of the authors' code). With ``last`` the factor by which the
             penalty shrinks the difference of two models is computed for the last layer, and applied
@@ -373,12 +374,13 @@ def fused(
 ) -> Floats:
     """Compute the penalised difference of two devices' models, and its dual, by a step of ADMM.
 
-    The difference theta stands for w_i - w_j. With delta = w_i - w_j + v / rho, theta becomes delta
-    shrunk by SCAD's penalty, and the dual v becomes rho (delta - theta).
+    ADMM keeps for the pair of devices i and j, with the models w_i and w_j, a vector theta in place
+    of w_i - w_j, and its dual variable v. With delta = w_i - w_j + v / rho, the new theta is delta
+    shortened by SCAD's penalty (``shrunk``), and the new v is rho (delta - theta).
 
     Args:
-        models: w_i and w_j [d], then, if there is one, an array [2 d] with the pair's last theta
-            and v; without it v is 0.
+        models: w_i and w_j, [d] each; then the pair's last result of this function [2 d], which is
+            missing in the first step, in which v is 0.
         compared_from: index in a flat model; the length of delta is over the parameters from this
             index on.
         lam: lambda, the strength of the penalty.

@@ -80,12 +80,19 @@ class MOON(FedAvg[MOONParams]):
     near the representations of the received model.
 
     Source: Li, He and Song, "Model-contrastive federated learning" (CVPR 2021), Algorithm 1 and Eq.
-    3 (numbers from memory). The loss of each sample gets the contrastive term mu times -log(e^(s /
-    tau) / (e^(s / tau) + e^(t / tau))). Here s is the cosine of the sample's representations by the
-    trained model and by the received model, and t the cosine of its representations by the trained
-    model and by the client's last model. The representation is the input of the last dense layer
-    (``torch.nn.Linear``); the paper has a projection head there. The received and the last model
-    run without dropout. The reported training loss is without the term.
+    3 (numbers from memory). The loss of each sample gets the additional term
+
+        -mu log(e^(s / tau) / (e^(s / tau) + e^(t / tau))),
+
+    with the keys ``mu`` and ``temperature`` (tau). The representation of a sample by a model is the
+    input of the last dense layer (``torch.nn.Linear``); the paper has a projection head there.
+
+    - s is the cosine of the representations by the trained model and by the received model.
+    - t is the cosine of the representations by the trained model and by the client's last model,
+      the result of its last training.
+
+    The received and the last model run without dropout. The reported training loss is without the
+    term.
 
     Messages are as in FedAvg, the model down and the update up (d parameters each). A step has two
     additional forward passes, and takes 5/3 of FedAvg's time. On devices with a limited memory, the

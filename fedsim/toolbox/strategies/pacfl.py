@@ -197,27 +197,32 @@ class PACFL(Grouped[PACFLParams]):
     Source: Vahidian et al., "Efficient distribution similarity identification in clustered
     federated learning via principal angles between client data subspaces" (AAAI 2023), Algorithm 1.
 
-    Before the first round each available client decomposes its data once, and sends p left singular
-    vectors of each class (``follows = "published-code"``) or of all its data (``paper``): 4 bytes
-    for each entry. The decomposition takes the time of a training with as many FLOPs. The server
-    computes the angles between all pairs of clients, and clusters the clients hierarchically:
-    clusters are merged while their distance is at most the threshold ``beta``. All clusters begin
-    with the same initial model.
+    - Before the first round each available client computes p left singular vectors
+      (``vectors``) of the samples of each class (``follows = "published-code"``) or of all its data
+      (``"paper"``). This takes the time of a training with as many FLOPs. The client sends the
+      vectors (4 bytes for each entry).
+    - The server computes the angles between all pairs of clients, and clusters the clients
+      hierarchically: clusters are merged while their distance is at most ``beta``, or until
+      ``groups`` remain. All clusters begin with the same initial model.
+    - In a round clients receive their cluster's model (d parameters), train, and send their update
+      (d parameters). A cluster's model becomes the mean of its updates, by default weighted by
+      samples.
+    - A client that was not available before the first round sends its vectors when it is first
+      selected. In the same round it joins the nearest cluster. If no cluster is within ``beta``, it
+      begins a new one; the existing clusters remain.
 
-    In a round K clients receive their cluster's model (d parameters), train, and send their update
-    (d parameters). A cluster's model becomes the mean of its updates, weighted by samples. A client
-    that was not available before the first round sends its vectors when it is first selected. In
-    the same round it joins the nearest cluster, or begins a new one if no cluster is within
-    ``beta`` (the existing clusters remain).
+    The defaults were checked against the published code (github.com/MMorafah/PACFL). Its ``beta``,
+    which has no default here, is 4.9 degrees for CIFAR-10 with two labels a client, and 9.88 for CIFAR-100 with 20.
+    The code differs from this class in three ways:
 
-    Checked against the published code (github.com/MMorafah/PACFL): vectors by class and the
-    smallest angle of two vectors, 3 vectors, 10 local epochs, average linkage, means weighted by
-    samples. The threshold in that code is 4.9 degrees for CIFAR-10 with two labels a client, and
-    9.88 for CIFAR-100 with 20. The code differs from this class in three ways. Its average linkage
-    is the mean of the two merged clusters whatever their sizes. Its cosines keep the arbitrary
-    signs of singular vectors. Its clients that are not seen in training are clustered with all
-    other clients, before the first round. Not checked against the paper's text: the numbers of its
-    algorithm and equations, and its settings.
+    - With average linkage the distance from a merged cluster is the mean of the distances from its
+      two parts, whatever their sizes.
+    - Cosines keep the arbitrary signs of singular vectors.
+    - Clients that are not seen in training are clustered with all other clients, before the first
+      round.
+
+    Not checked against the paper's text: the numbers of its algorithm and equations, and its
+    settings.
 
     With ``learning = "off"`` there are no angles: all clients are in one cluster.
     """

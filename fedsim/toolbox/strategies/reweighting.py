@@ -35,8 +35,7 @@ def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequenc
     """Compute the class imbalance I_C of each cluster from its devices' imbalances (RFedAvg).
 
     I_C is the largest imbalance I_k of a member, minus the samples of all other members (steps 1
-    and 2 after Eq. 17). A smaller difference than 1 sample, even negative if I_k is computed from a
-    device's own sample count, is replaced by 1.
+    and 2 after Eq. 17). If this difference is below 1 sample, or negative, I_C is 1.
 
     Args:
         imbalance: I_k of each device, how unequal its class counts are (samples), float64 [n].
@@ -76,9 +75,10 @@ def optimal_weights(shares: Floats) -> Floats:
     This is the benchmark "Optimal" of RFedAvg's paper (Theorem 1, Q1): the minimiser of ||B p -
     1/M||^2 over p >= 0 with sum 1. Of several minimisers the result is the minimiser of least norm.
 
-    With C = B - 1/M, the minimiser of ||C u||^2 + (sum u - 1)^2 over u >= 0 is a multiple of p. A
-    slight penalty on the norm of u first selects the clusters that have weight in the minimiser of
-    least norm. Least squares then compute the weights of these clusters.
+    p is computed as a multiple of u, the minimiser of ||C u||^2 + (sum u - 1)^2 over u >= 0, with C
+    = B - 1/M. First u is found with a slight penalty on its norm; the clusters with a weight in
+    this u are those of the minimiser of least norm. Then the weights of these clusters are computed
+    again by least squares without the penalty.
 
     Args:
         shares: B, the share of each class in each cluster's samples, float64 [M classes, N

@@ -111,9 +111,10 @@ class HospitalsCapacity(CapacityModel):
 
     Each device draws an institution for its computing times, and independently another for its
     transfer times, with replacement, as in the FeTS challenge. The time of an epoch is lognormal
-    with the institution's mean and standard deviation, unless ``population.jitter`` is above 0 (the
-    challenge draws from a normal distribution, at least 1 s). Transfer times are latencies: a
-    transfer of any size takes the mean of the institution's download and upload times.
+    with the institution's mean and standard deviation; the challenge draws it from a normal
+    distribution, at least 1 s. If ``population.jitter`` is given and not 0, its value replaces the
+    institution's coefficient of variation. Transfer times are latencies: a transfer of any size
+    takes the mean of the institution's download and upload times.
 
     Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022),
     with computing times of 21 and transfer times of 16 institutions.

@@ -87,8 +87,8 @@ class Recording:
     """Trace of a link as recorded in a file: its rates, latencies or losses over time.
 
     Attributes:
-        name: name of the file. If the file has traces of several devices: name of the device, after
-            the name of the file unless ``TraceOptions.members`` is ``*``.
+        name: name of the file. If the file has traces of several devices, it is ``FILE: DEVICE``,
+            or the name of the device alone if ``TraceOptions.members`` is ``*``.
         times: time from which each value holds, until the next (s).
         values: the recorded rates (bytes/s), latencies (s), or shares of lost packets.
         end: time at which the last value ends (s).
