@@ -432,8 +432,8 @@ class CataFed(FedAvg[CataFedParams]):
       parameters, a scalar).
     - *Slow straggler*, if it has finished none. It sends the unchanged model, or no model, and the
       flag I = 0 (d parameters or none, a scalar). It halves its data, stratified by label, unless
-      parts would be smaller than ``smallest_part``, and reports the size of its largest part (a
-      scalar). From then on it trains on one part at a time, in turn (SMS).
+      parts would have fewer than pi samples (``smallest_part``), and reports the size of its
+      largest part (a scalar). From then on it trains on one part at a time, in turn (SMS).
     - *Disconnected*, if no answer arrives. It is removed.
 
     The new model is the mean of the valid updates, by default weighted by the count of samples of

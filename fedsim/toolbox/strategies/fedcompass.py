@@ -155,9 +155,10 @@ class FedCompass(Asynchronous[FedCompassParams]):
     - The answers of a group are aggregated when all its clients have answered, or at the group's
       latest time. A late answer waits for the next aggregation of any group.
 
-    An aggregation sets the model w <- w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - r_i) over the
-    answers i. N is ``concurrency``, w_i the trained model of a client, r_i the model that the
-    client had received, tau_i the count of versions published since then, and a is ``exponent``.
+    An aggregation sets the model w <- w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - w_i^received)
+    over the answers i. N is ``concurrency``, w_i the trained model of a client, w_i^received the
+    model that the client had received, tau_i the count of versions published since then, and a is
+    ``exponent``.
 
     Messages are as in FedAsync, the model down and the update up (d parameters each), with the
     number of steps in the header. A client that has answered rests until its group is aggregated.

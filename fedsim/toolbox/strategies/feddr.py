@@ -117,11 +117,11 @@ class FedDR(FedAvg[FedDRParams]):
     algorithms for nonconvex federated composite optimization" (NeurIPS 2021), Algorithm 1, without
     a regulariser (g = 0).
 
-    Client i has the loss f_i, the centre point y_i, and x_i, the minimum that it has found last. In
-    a round:
+    Client i has the loss f_i, the centre point y_i, and x_i, the minimum that it has found last.
+    alpha and eta are keys. In a round:
 
-    - The client receives the model w, and moves its centre: y_i <- y_i + ``alpha`` (w - x_i).
-    - It finds the new x_i, the minimum of f_i(x) + ||x - y_i||^2 / (2 ``eta``), here by
+    - The client receives the model w, and moves its centre: y_i <- y_i + alpha (w - x_i).
+    - It finds the new x_i, the minimum of f_i(x) + ||x - y_i||^2 / (2 eta), here by
       ``local_epochs`` of SGD.
     - It sends the change of the reflected point 2 x_i - y_i since its last answer.
     - The server sets w to the unweighted mean of 2 x_i - y_i over all devices. Devices that have

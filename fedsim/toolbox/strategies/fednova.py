@@ -24,7 +24,7 @@ class FedNovaParams(FedProxParams):
         effective: definition of tau_eff, the common factor of all normalised changes. tau_eff is a
             weighted mean over the clients: of the distance that each client's steps move
             (``reach``, the paper), or of each client's count of steps (``steps``, the authors'
-            code). Allowed only if ``mu`` is above 0.
+            code). Allowed only if mu is above 0.
     """
 
     why_not: ClassVar[Reasons] = Reasons(

@@ -159,15 +159,15 @@ class HierFAVG(FedAvg[HierFAVGParams]):
 
     - The server selects clients, and sends the global model to their edge servers (``edge-model``,
       d parameters).
-    - Each edge server has ``kappa2`` edge rounds by itself. In an edge round it sends its model to
-      its selected clients (``model``, d). Each client makes ``kappa1`` SGD steps, and sends its
-      model back (``update``, d). The edge server's model becomes the mean of its clients' models,
-      by default weighted by samples.
+    - Each edge server has kappa2 edge rounds by itself. In an edge round it sends its model to its
+      selected clients (``model``, d). Each client makes kappa1 SGD steps, and sends its model back
+      (``update``, d). The edge server's model becomes the mean of its clients' models, by default
+      weighted by samples.
     - After its last edge round an edge server sends its model to the server (``edge-update``, d).
     - The global model becomes the mean of the edge servers' models, weighted by the samples of
       their last edge rounds.
 
-    With ``kappa2`` = 1 the result is FedAvg's.
+    With kappa2 = 1 the result is FedAvg's.
 
     A client that is late or lost, or away when an edge round begins, takes no further part in the
     round. A lost edge server loses its clients' updates of the round (record ``updates-lost``), and

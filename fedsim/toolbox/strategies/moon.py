@@ -80,12 +80,10 @@ class MOON(FedAvg[MOONParams]):
     near the representations of the received model.
 
     Source: Li, He and Song, "Model-contrastive federated learning" (CVPR 2021), Algorithm 1 and Eq.
-    3 (numbers from memory). The loss of each sample gets the additional term
-
-        -mu log(e^(s / tau) / (e^(s / tau) + e^(t / tau))),
-
-    with the keys ``mu`` and ``temperature`` (tau). The representation of a sample by a model is the
-    input of the last dense layer (``torch.nn.Linear``); the paper has a projection head there.
+    3 (numbers from memory). The loss of each sample gets an additional term, mu times -log(e^(s /
+    tau) / (e^(s / tau) + e^(t / tau))), with the keys ``mu`` and ``temperature`` (tau). The
+    representation of a sample by a model is the input of the last dense layer
+    (``torch.nn.Linear``); the paper has a projection head there.
 
     - s is the cosine of the representations by the trained model and by the received model.
     - t is the cosine of the representations by the trained model and by the client's last model,

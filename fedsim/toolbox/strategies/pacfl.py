@@ -197,8 +197,8 @@ class PACFL(Grouped[PACFLParams]):
     Source: Vahidian et al., "Efficient distribution similarity identification in clustered
     federated learning via principal angles between client data subspaces" (AAAI 2023), Algorithm 1.
 
-    - Before the first round each available client computes p left singular vectors
-      (``vectors``) of the samples of each class (``follows = "published-code"``) or of all its data
+    - Before the first round each available client computes p left singular vectors (key
+      ``vectors``) of the samples of each class (``follows = "published-code"``) or of all its data
       (``"paper"``). This takes the time of a training with as many FLOPs. The client sends the
       vectors (4 bytes for each entry).
     - The server computes the angles between all pairs of clients, and clusters the clients
@@ -212,8 +212,8 @@ class PACFL(Grouped[PACFLParams]):
       begins a new one; the existing clusters remain.
 
     The defaults were checked against the published code (github.com/MMorafah/PACFL). Its ``beta``,
-    which has no default here, is 4.9 degrees for CIFAR-10 with two labels a client, and 9.88 for CIFAR-100 with 20.
-    The code differs from this class in three ways:
+    which has no default here, is 4.9 degrees for CIFAR-10 with two labels a client, and 9.88 for
+    CIFAR-100 with 20. The code differs from this class in three ways:
 
     - With average linkage the distance from a merged cluster is the mean of the distances from its
       two parts, whatever their sizes.

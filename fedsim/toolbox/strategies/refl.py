@@ -35,9 +35,9 @@ class REFLParams(AggregatingParams):
             staleness (in rounds) has the rest.
         stale_weights: weights of stale updates: ``boosted``, by deviation and staleness, as in the
             paper; ``equal``, as fresh updates.
-        boost_scale: divisor s of the exponential in the term by deviation, 1 - exp(-Lambda /
-            Lambda_max) / s. Lambda_max is the largest deviation in the round. s is 1 in the paper,
-            10 in the published code.
+        boost_scale: divisor of the exponential in the term by deviation, 1 - exp(-Lambda /
+            Lambda_max) / ``boost_scale``, with Lambda_max the largest deviation in the round: 1 in
+            the paper, 10 in the published code.
         aggregation: by default the plain mean, as in the paper; its weights are multiplied by the
             weights of stale updates.
         selection: by default the least available clients first.

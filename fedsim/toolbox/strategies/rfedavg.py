@@ -225,7 +225,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
       imbalance I_k and its training loss F_k (a scalar each).
     - The server clusters the clients by their gradients. With ``clustering = "ccs"`` a cluster has
       the clients whose gradients have at least a given cosine with the gradient of one of them (Eq.
-      7). This cosine falls from round to round, as the mean of the losses F_k falls.
+      7). This cosine falls as the mean of the losses F_k falls from its first value, l_0.
     - The model of each cluster is the mean of its clients' models, weighted by samples (Eq. 4).
     - The new model is the sum over the clusters n of p_n times the cluster's model (Eq. 5). By
       default the weight p_n is the larger, the more balanced the classes in the cluster are; the
