@@ -393,11 +393,12 @@ class QSGD(Bucketed):
     Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and
     encoding" (NeurIPS 2017).
 
-    The norm is that of a bucket v of n values. The variance of the decoded v is at most omega
-    ||v||^2 with omega = min(n / s^2, sqrt(n) / s) (Lemma 3.1). Every value takes ceil(log2(2 s +
-    1)) bits; the paper's Elias code has a length that depends on the values. With error feedback
-    the receiver divides by 1 + omega, so that the residual does not grow from round to round
-    (Beznosikov et al., "On biased compression for distributed learning", 2020).
+    The norm is the L2 norm of a bucket v of n values (key ``bucket``). The variance of the decoded
+    v is at most omega ||v||^2 with omega = min(n / s^2, sqrt(n) / s) (Lemma 3.1). Every value takes
+    ceil(log2(2 s + 1)) bits; the paper's Elias code has a length that depends on the values. With
+    error feedback the receiver divides the decoded values by 1 + omega, so that the residual does
+    not grow from round to round (Beznosikov et al., "On biased compression for distributed
+    learning", 2020).
 
     Attributes:
         levels: s, the number of levels above 0.

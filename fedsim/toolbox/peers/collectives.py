@@ -149,8 +149,7 @@ class AllReduce:
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
         pieces: count of equal parts of the vector, each summed by a separate all-reduce; all start
             at the same time. Messages from one node to another are sent one after the other. The
-            latency of a message passes already while it waits for the earlier ones, so that it adds
-            to the total time only once.
+            latency of a message passes already while the message waits for earlier ones.
         connections: count of parallel transfers into which each message is divided. On a link that
             other messages use too, the message gets this count of equal shares of the bandwidth.
 

@@ -70,10 +70,11 @@ class RoundHalf(PeerHalf[R]):
     ``receivers``, ``senders`` and ``weight``.
 
     Entries of a device's state: ``trained``, whether the device has trained in the round;
-    ``update``, the trained model; ``sent``, the model that the device sends; ``inbox``, round ->
-    sender ID -> model; ``newest``, sender ID -> last round received; ``lost``, IDs of the senders
-    for which the device does not wait in this round; ``late``, whether the round's deadline has
-    passed.
+    ``update``, the trained model; ``sent``, the model that the device sends in the round;
+    ``inbox``, round -> sender ID -> received model; ``newest``, sender ID -> the latest round of
+    which a model was received; ``lost``, IDs of the devices from or to which a message was lost in
+    the round, and for whose models the device does not wait; ``late``, whether the time
+    ``deadline`` since the training has passed.
     """
 
     sends_first: ClassVar[bool] = False

@@ -137,18 +137,21 @@ class FLANP(BySpeed):
     model is nearly trained when slow clients join. Within a stage the paper trains by FedGATE; here
     the strategy of the scenario trains.
 
-    A stage ends when the squared norm of the gradient of its clients' loss, times the count of
-    their samples, is at most ``accuracy``. This is 2 mu c in the paper, where n clients with s
-    samples each have the statistical accuracy c / (n s). The gradient is estimated from the updates
-    of a round, as the mean, weighted by samples, of (received model - update) / (learning rate x
-    steps). For a single step without momentum the estimate is exact.
+    - Each device reports its durations once (12 bytes; content ``resources``): to receive a model,
+      to train, and to send a model.
+    - The clients of a round are the n fastest available devices by the sum of these durations, at
+      most ``clients_per_round``; in the paper n grows to all devices.
+    - A stage ends after a round in which the squared norm of the gradient of its clients' loss,
+      times the count of their samples, is at most ``accuracy``. The paper's bound is 2 mu c: n
+      clients with s samples each have the statistical accuracy c / (n s), and mu is the constant of
+      strong convexity.
+    - The gradient is estimated from the updates of the round, as the mean, weighted by samples, of
+      (received model - update) / (learning rate x steps). For a single step without momentum the
+      estimate is exact.
 
-    Each client reports its durations once (12 bytes; content ``resources``): to receive a model, to
-    train, and to send a model. The clients of a stage are the n fastest available clients, at most
-    ``clients_per_round`` (all devices, in the paper). In strategies that have a model for each
-    group of clients, one gradient is computed from the updates of all groups. In runs without
-    learning, a stage is one round. The beginning of each later stage is recorded among the run's
-    events as ``stage``.
+    In strategies that have a model for each group of clients, the squared norms for the groups'
+    models are added. In runs without learning, a stage is one round. The beginning of each later
+    stage is recorded among the run's events as ``stage``.
 
     Attributes:
         first: n, the number of clients, in the first stage.

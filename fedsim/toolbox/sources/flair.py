@@ -53,8 +53,8 @@ class Flair(Source):
         labels: ``coarse``: the 17 labels; ``fine``: 1,628 finer labels.
         side: height and width to which images are scaled (pixels); None: images stay as they are,
             256 x 256.
-        users: number of users that are read from the training part, and from the test part: the
-            users whose first images come first in the order of image IDs; None: all.
+        users: number of users that are read from each of the two parts, training and test. They
+            are the users whose first images come first in the order of image IDs. None: all.
     """
 
     kind: Literal["flair"] = "flair"

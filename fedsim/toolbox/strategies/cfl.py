@@ -96,20 +96,25 @@ class CFL(Grouped[CFLParams]):
 
     Source: Sattler, Mueller and Samek, "Clustered federated learning" (2018), Algorithms 1 and 2.
 
-    All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each
-    round all available clients receive their cluster's model (d parameters), train, and send their
-    update (d); the model moves by the weighted mean of updates. A cluster is split in two when this
-    mean is shorter than ``eps1`` and some update is at least ``eps2`` long. The split makes the
-    largest cosine of two updates in different parts as small as possible (Eq. 6), and both parts
-    begin with the cluster's model. An absent client goes to the part with the update most similar
-    to its last update to this cluster. A client without such an update leaves the cluster.
+    All clients begin in one cluster, the root of a tree. A split adds two children to a cluster;
+    the present clusters are the leaves.
 
-    A client without a cluster, such as a newcomer, joins the root when it is selected, if the root
-    was never split. Otherwise it goes down the tree, on arrival or when it is selected: at each
-    split it receives the parent's model (d; content ``cold-start``), trains, sends its update (d),
-    and goes to the part with the most similar update. A change of a device's data during the run
-    does not change its cluster. With ``learning = "off"`` clusters are split by ``split_rounds``
-    alone, at random.
+    - Round: by default all available clients receive their cluster's model (d parameters), train,
+      and send their update (d). An update is here the trained minus the received model. The model
+      of each cluster moves by the weighted mean of its updates.
+    - Split: a cluster is split in two when this mean is shorter than ``eps1`` while some update is
+      at least ``eps2`` long. The split makes the largest cosine of two updates in different parts
+      as small as possible (Eq. 6). Both parts begin with the cluster's model.
+    - Absent clients: a client of the cluster that has sent no update in this round goes to the part
+      with the update most similar to its last update to this cluster. A client without such an
+      update leaves the cluster.
+    - Clients without a cluster, such as newcomers: if the root was never split, such a client joins
+      it when it is selected. Otherwise it goes down the tree, on arrival or when it is selected. At
+      each split it receives the parent's model (d; content ``cold-start``), trains, sends its
+      update (d), and goes to the part with the most similar update.
+
+    A change of a device's data during the run does not change its cluster. With ``learning =
+    "off"`` clusters are split by ``split_rounds`` alone, at random.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams

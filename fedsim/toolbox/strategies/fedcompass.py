@@ -151,7 +151,8 @@ class FedCompass(Asynchronous[FedCompassParams]):
       group's expected time.
     - If no open group allows a number in this range, the client opens a new group. Its number of
       steps is such that the fastest client of another open group can join the new group: after the
-      other group's latest time this client still has time for Q_max of its steps.
+      other group's latest time this client still has time for Q_max of its steps. If there is no
+      such group, the number is Q_max.
     - The answers of a group are aggregated when all its clients have answered, or at the group's
       latest time. A late answer waits for the next aggregation of any group.
 

@@ -60,14 +60,15 @@ class FedRep(FedAvg[FedRepParams]):
     """Shared representations, with a head for each client.
 
     Source: Collins et al., "Exploiting shared representations for personalized federated learning"
-    (ICML 2021), Algorithm 1. The representation is all layers of the model below the head, the last
-    layers. With the received representation a client makes many steps on its own head, then with
-    that head some steps on the representation, and sends the representation back; the server takes
-    the mean.
+    (ICML 2021), Algorithm 1. The head is the last layers of the model (key ``head``), the
+    representation all layers below. A client receives the representation. It trains its own head
+    for ``head_epochs``, while the representation is fixed. Then it trains the representation for
+    ``local_epochs``, while the head is fixed, and sends the representation back. The server takes
+    the mean of the representations.
 
     Only the representation is sent, down and up, as in FedPer. All heads begin as the head of the
-    initial model, and a device is tested with its own head. An epoch of either kind takes as long
-    as FedAvg's.
+    initial model, and a device is tested with its own head. An epoch in which only the head or only
+    the representation is trained takes as long as FedAvg's.
     """
 
     Params = FedRepParams

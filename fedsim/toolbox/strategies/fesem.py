@@ -90,12 +90,17 @@ class FeSEM(Grouped[FeSEMParams]):
     Source: Xie et al., "Multi-center federated learning" (2020), as in the published code of
     FlexCFL, by distances of whole models.
 
-    A group is a set of clients that share a model. E-step, at the server: each selected client
-    joins the group whose model is nearest (Euclidean) to the client's last model, at first the
-    initial model. The client receives its group's model (d parameters), trains, and sends its
-    update (d parameters). M-step: a group's model becomes the mean of its updates. A change of a
-    device's data during the run has no direct effect on the groups; so ``fesem-mig``, FeSEM-MIG of
-    FlexCFL's tables, is the same strategy.
+    A group is a set of clients that share a model. A round has these steps (``follows = "paper"``
+    has another order):
+
+    - E-step, at the server: each selected client joins the group whose model is nearest (Euclidean)
+      to the client's last model, at first the initial model.
+    - The client receives its group's model (d parameters), trains, and sends its update (d
+      parameters).
+    - M-step: a group's model becomes the mean of its updates.
+
+    A change of a device's data during the run has no direct effect on the groups. Therefore
+    ``fesem-mig``, FeSEM-MIG of FlexCFL's tables, is the same strategy.
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams

@@ -261,25 +261,26 @@ class FlexCFL(Migrating[FlexCFLParams]):
     shift" (2021), Algorithms 2 and 3, section 3.4, and "FedGroup: efficient clustered federated
     learning via decomposed data-driven measure" (2020).
 
-    Group cold start (Algorithm 3): alpha m devices, with m groups and alpha = ``moment.devices``,
-    receive the initial model w0 (d parameters), pre-train, and send their update dw (d parameters),
-    by which they are clustered. A group's model is the mean of its members' trained models. Its
-    direction is the mean of their updates, and never changes again. If fewer than m devices answer,
-    the cold start is repeated; after 100 such cold starts the run ends.
+    A pre-training is a training of the initial model w0, for the steps or epochs of ``moment``. It
+    gives an update dw, the trained model minus w0, by which the device finds its group.
 
-    Client cold start: a device without a group that is selected or arrives receives w0 and the m
-    directions (d + m d), pre-trains, joins the group whose direction has the largest cosine with
-    dw, and sends the group's number (4 bytes), in the same round. Pre-trained devices receive the
-    directions with their first group model.
-
-    Migration: a device compares its label counts with the counts with which it found its group,
-    once its data have changed. If they differ too much, it pre-trains again from w0, and sends the
-    number of its group.
-
-    In a round K clients receive their group's model (d parameters), train, and send their update (d
-    parameters). A group's model becomes the mean of its updates, weighted by samples. With eta_g
-    above 0 the groups' models then move towards each other (Eq. 20) through an auxiliary server,
-    which receives each group's model (d parameters).
+    - Group cold start (Algorithm 3), before the first round: alpha m devices, with m groups and
+      alpha = ``moment.devices``, receive w0 (d parameters), pre-train, and send the trained model
+      (d parameters). They are clustered by dw. A group's first model is the mean of its members'
+      trained models. Its direction is the mean of their dw, and never changes again. If fewer than
+      m devices answer, the cold start is repeated; after 100 such cold starts the run ends.
+    - Round: K clients receive their group's model (d parameters), train, and send their update (d
+      parameters). A group's model becomes the mean of its updates, weighted by samples. With eta_g
+      above 0 the groups' models then move towards each other (Eq. 20) through an auxiliary server,
+      which receives each group's model (d parameters).
+    - Client cold start: a device without a group that is selected or arrives receives w0 and the m
+      directions (d + m d), and pre-trains. It joins the group whose direction has the largest
+      cosine with dw, and sends the group's number (4 bytes). If it was selected, it trains in the
+      same round. Devices of the group cold start receive the directions with their first group
+      model.
+    - Migration: once a device's data have changed, it compares its label counts with the counts
+      with which it found its group. If they differ too much, it pre-trains again from w0, and sends
+      the number of its new group.
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams

@@ -155,7 +155,8 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     Source: Liu, Zhang, Song and Letaief, "Client-edge-cloud hierarchical federated learning" (ICC
     2020), Algorithm 1. There all clients take part, as with ``clients_per_round`` = devices.
 
-    An edge server is between some clients and the server. A round has these steps:
+    An edge server is between some clients and the server. With the keys kappa1 and kappa2, a round
+    has these steps:
 
     - The server selects clients, and sends the global model to their edge servers (``edge-model``,
       d parameters).

@@ -43,10 +43,11 @@ class IFCAParams(MigratingParams):
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, the update of
             the client that was asked first, as in the published code of FlexCFL.
-        averaging: mean of ``models`` (Ghosh et al. 2020, Algorithm 1, option II), or of
-            ``gradients`` (option I): each client makes one step on all of its data, and a group's
-            model moves by the sum of its clients' steps, divided by the number of all clients of
-            the round.
+        averaging: how updates move a group's model (Ghosh et al. 2020, Algorithm 1). ``models``
+            (option II): clients train for ``local_epochs``, and the model becomes the mean of its
+            clients' updates, by ``aggregation``. ``gradients`` (option I): each client makes one
+            step on all of its data, and the model moves by the sum of its clients' steps, divided
+            by the number of all clients of the round, of all groups.
     """
 
     instead: ClassVar[Former] = {**MigratingParams.instead, **former_keys.IFCA}

@@ -147,9 +147,9 @@ class PFedMe(Personal[PFedMeParams]):
 
     - A client receives the global model w. It makes R local rounds r = 0, 1, ..., R - 1
       (``local_rounds``), with the local model w_0 = w at first.
-    - In each local round it draws a batch, and moves its personal model theta by K SGD steps
-      (``steps``) towards the minimum of f(theta; batch) + lambda / 2 ||theta - w_r||^2. f is the
-      loss, and lambda the key ``lam``.
+    - In each local round it draws a batch, and moves its personal model theta, at first w, by K SGD
+      steps (``steps``) towards the minimum of f(theta; batch) + lambda / 2 ||theta - w_r||^2. f is
+      the loss, and lambda the key ``lam``.
     - Then the local model becomes w_(r+1) = w_r - eta lambda (w_r - theta), with the key ``eta``.
     - After all local rounds the client sends w_R. The next global model is (1 - beta) w + beta
       times the mean of all w_R, with the server's learning rate beta (1 by default).

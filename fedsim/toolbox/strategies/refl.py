@@ -155,15 +155,15 @@ class REFL(FedAvg[REFLParams]):
     - An update that arrives after its round, a stale update, counts in the round in which it
       arrives. It moves the present model by its difference from the model from which it was
       trained.
-    - A fresh update has the factor 1. The factor of a stale update falls with tau, the number of
-      rounds since its training began, and grows with its distance from the fresh updates
-      (``stale_weights``). The weights by ``aggregation`` are multiplied by these factors, and
-      scaled to sum to 1.
+    - A fresh update has the factor 1. By default (key ``stale_weights``) the factor of a stale
+      update falls with tau, the number of rounds since its training began, and grows with its
+      distance from the fresh updates. Without learning, updates cannot be compared, and the factor
+      is 1 / (tau + 1). The weights by ``aggregation`` are multiplied by the factors, and scaled to
+      sum to 1.
 
-    Messages are as in FedAvg, the model down and the update up (d parameters each). In runs without
-    learning, updates cannot be compared, and a stale update has the factor 1 / (tau + 1). In the
-    record of a round ``valid`` counts the updates in time, and ``disconnected`` the clients that
-    were lost before the round closed.
+    Messages are as in FedAvg, the model down and the update up (d parameters each). In the record
+    of a round ``valid`` counts the updates in time, and ``disconnected`` the clients that were lost
+    before the round closed.
     """
 
     Params = REFLParams

@@ -227,9 +227,9 @@ class RFedAvg(FedAvg[RFedAvgParams]):
       the clients whose gradients have at least a given cosine with the gradient of one of them (Eq.
       7). This cosine falls as the mean of the losses F_k falls from its first value, l_0.
     - The model of each cluster is the mean of its clients' models, weighted by samples (Eq. 4).
-    - The new model is the sum over the clusters n of p_n times the cluster's model (Eq. 5). By
-      default the weight p_n is the larger, the more balanced the classes in the cluster are; the
-      key ``weights`` has other choices.
+    - The new model is the sum of p_n times the model of cluster n, over all clusters (Eq. 5). By
+      default a cluster with more balanced classes has a larger weight p_n; the key ``weights`` has
+      other choices.
 
     By default I_k needs D, the sample count of all devices. Therefore each device reports its size
     once it is available (a scalar, ``size-report``), and is not selected before. D is the sum of

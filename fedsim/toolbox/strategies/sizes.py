@@ -231,10 +231,10 @@ class CutModels(FedAvg[CutParams]):
     """Base of FedAvg-like strategies whose devices train smaller models, parts of the global one.
 
     A device receives a part of the parameters; in its model all other parameters are 0. In
-    adapters, and in layers that are joined by ReLU, the gradient at these zeros is 0, and they add
-    nothing to an output, so that the device trains the smaller model. Time, memory and bytes are
-    counted for the smaller model. Subclasses implement ``combine_updates``, which combines updates
-    of different sizes.
+    adapters, and in layers that are joined by ReLU, these zeros add nothing to an output, and their
+    gradients are 0, so that they stay 0. The device thus trains the smaller model, although its
+    tensors have the shapes of the global model. Time, memory and bytes are counted for the smaller
+    model. Subclasses implement ``combine_updates``, which combines updates of different sizes.
     """
 
     Client: ClassVar[type[SynchronousClient[Any]]] = CutClient

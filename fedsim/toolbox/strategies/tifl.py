@@ -184,16 +184,18 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     Source: Chai et al., "TiFL: A tier-based federated learning system" (HPDC 2020), Algorithms 1
     and 2; tiers by data size as in CATA-Fed's comparison (Jeong and Kim 2022, section 5.3).
 
-    First every reachable device reports its size (a scalar), or does a training whose latency is
-    measured (down and up d parameters). Tiers are bins of equal width of the sizes or latencies,
-    and do not change; later devices are put into them. A round draws a tier with an available
-    member, then K of its members uniformly (all if there are fewer), and goes on as a round of
-    FedAvg.
+    - At first every reachable device reports its size (a scalar), or does a training whose latency
+      is measured (down and up d parameters).
+    - The range of the sizes or latencies is cut into bins of equal width, the tiers. The tiers do
+      not change; a device that is measured later is put into one of them.
+    - A round draws a tier with an available member, and then K members of the tier, by default
+      uniformly; all if there are fewer. It goes on as a round of FedAvg.
 
-    With credits, a number of rounds for each tier, the model goes to five clients of each tier
-    every I rounds (d parameters), which report its accuracy (a scalar). The tiers' probabilities
-    change if the accuracy on the tier drawn last has not risen. Without learning, and when no tier
-    has credits, tiers are drawn uniformly.
+    With ``mode = "credits"`` each tier has credits, the number of rounds in which it can still be
+    drawn. Every I rounds (``interval``) the model goes to five clients of each tier (d parameters),
+    which report its accuracy (a scalar). If the accuracy on the tier drawn last has not risen, the
+    tiers get new probabilities, larger for a lower accuracy. Before that, and without learning,
+    tiers with credits are equally likely. When no tier has credits, all tiers are.
     """
 
     Params: ClassVar[type[RoundParams]] = TiFLParams

@@ -56,8 +56,8 @@ class TraceOptions:
     Attributes:
         key: the key of the scenario that names the file, for messages.
         quantity: the quantity that the trace records: ``rate``, ``latency`` or ``loss``.
-        upward: whether the link leads to the server; selects the column of a table that has rates
-            of both directions.
+        upward: whether the link carries messages to the server, not from it. If a table has rates
+            of both directions, this selects the column of uploads.
         time_factor: factor that converts times without a unit to seconds.
         factor: factor that converts values without a unit to bytes/s, s or a share; None if the
             scenario gives no unit.
