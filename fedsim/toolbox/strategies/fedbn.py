@@ -19,7 +19,7 @@ class FedBNParams(AggregatingParams):
         keeps: the tensors that stay on the devices. ``layers``: all tensors of the normalisation
             layers, which are the layers with "norm" in the name of their class, such as
             ``BatchNorm2d``. ``statistics``: only the running statistics of these layers, as in
-            SiloBN; their weights are averaged.
+            SiloBN; the layers' weights are averaged.
     """
 
     traits: ClassVar[Traits] = Traits(kept_by="strategy")

@@ -22,8 +22,8 @@ class FLHCParams(LCFLParams):
     """Keys of ``[strategy]`` for FL+HC, in addition to the keys of LCFL.
 
     Attributes:
-        measure: the distance of two updates: by the norm ``l1`` or ``l2``, or 1 minus their cosine
-            (``cosine``).
+        measure: the distance of two updates: the norm ``l1`` or ``l2`` of their difference, or 1
+            minus their cosine (``cosine``).
         clusterer: always ``hierarchical``, by default with complete linkage.
         groups: the number of clusters. If ``clusterer.threshold`` is given, the number of clusters
             follows from the threshold instead. In both cases the run ends if fewer than ``groups``

@@ -36,8 +36,8 @@ class FPFCParams(SynchronousParams):
         lam: lambda, the strength of the penalty; 0: local training.
         rho: rho of the augmented Lagrangian: how strongly a device is held to the model that it
             receives.
-        a: a of SCAD: beyond a distance of a lambda the penalty is constant, so that such models are
-            not drawn together.
+        a: a of SCAD: beyond the distance a times lambda the penalty is constant, so that models
+            this far apart are not drawn together.
         xi: distance of two models below which the penalty is quadratic, so that it is smooth at 0.
         nu: two devices are in one group if the L2 norm of their theta is at most ``nu``.
         layers: distances are between whole models (``all``), or between their last layers
