@@ -68,7 +68,7 @@ class Sharing(Protocol):
         Args:
             flow_id: ID of the flow.
             size: bytes of the whole flow on the wire, sent bytes included, as in ``enter``. Rules
-                that remove the flow and call ``enter`` again need it, such as ``StarDirection``.
+                that remove the flow and call ``enter`` again need it, such as a star's rule.
             cap: the new highest rate (bytes/s).
             now: the time (s).
         """

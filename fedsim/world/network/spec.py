@@ -215,8 +215,8 @@ class NetworkModel(Spec):
             streams: random streams of the run.
             devices: number of devices.
             root: folder of data files; None for the working directory.
-            with_rates: whether traces of ``device.down`` and ``device.up`` are included; False if
-                the rates of the devices' own links are not from this section.
+            with_rates: whether traces of ``network.device.down`` and ``network.device.up`` are
+                included; False if the rates of the devices' own links are not from this section.
         """
         of_devices: dict[str, Assignment] = {}  # key of ``network.device`` -> traces of the devices
         for name, value in self.device:
