@@ -269,9 +269,8 @@ class Batteries:
             Begin and end of the interval; ``on`` is true if the battery was not flat.
         """
         if device not in self._loads:  # without a task, the turns until now are not stored yet
-            self._follow_breakpoints(
-                device, self._point(device), self._simulation.now, is_final=True
-            )
+            now = self._simulation.now
+            self._follow_breakpoints(device, self._point(device), now, is_final=True)
         turns = self._turns.get(device, _NO_TIMES)
         passed = bisect_right(turns, time)  # count of turns until then, each from flat or to flat
         # each turn changes between flat and not flat, so that an even count changes nothing
@@ -284,8 +283,7 @@ class Batteries:
     def charge(self, device: int) -> float:
         """Return the charge of a battery now, as a share of its capacity, 0 to 1.
 
-        The result is 1 for a device without a battery. The stored state of the battery does not
-        change.
+        The result is 1 for a device without a battery. The stored state does not change.
         """
         if not self.has(device):
             return 1.0
@@ -324,8 +322,7 @@ class Batteries:
         """Return the time (s) at which a device runs flat during its step, up to ``until`` (s).
 
         The result is infinity if the device does not run flat by ``until``. It is also infinity if
-        the device was flat when its task began. Such a device is disconnected from the start, so
-        that the task ends at once with the outcome ``lost``, not ``battery``.
+        the device was flat when its task began, as such a task ends at once, as ``lost``.
         """
         if self._loads[device].was_flat:
             return math.inf
