@@ -221,8 +221,9 @@ def _shares(totals: Sequence[Counter[str]]) -> dict[str, Spread]:
 def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
     """Draw shares of clients by outcome (valid, slow, late, lost: ``StragglingLine``) by round.
 
-    Each line has a stack of panels, one for each range of the vertical axis that has curves. Curves
-    are means over seeds, bands go from the lowest to the highest seed.
+    Each line has one panel. If valid clients are far more than all others, it has two, one above
+    the other, between which the vertical axis has a gap. Curves are means over seeds, bands go from
+    the lowest to the highest seed.
 
     Args:
         series: the lines; a line is a variant or scenario with its runs over seeds.

@@ -99,13 +99,13 @@ class Combining(Strategy[S]):
         return int(min(cohort, self.params.enough))
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """Return the next model: one step of the server optimiser towards the aggregated updates.
+        """Return the next model: one step of the server optimiser towards the aggregated model.
 
         If there is no server optimiser, ``aggregated`` is returned.
 
         Args:
             model: the present model.
-            aggregated: the aggregated updates.
+            aggregated: the model that the aggregation made of the updates.
             group: index of the model if there are several, as ``slot`` of ``next_model``; the
                 optimiser has a state for each index.
         """

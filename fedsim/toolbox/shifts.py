@@ -257,7 +257,17 @@ class LabelPermutation(Shift):
     def apply(
         self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams
     ) -> list[Change]:
-        """Permute the labels of random candidates, each by another random permutation."""
+        """Permute the labels of random devices, each by a random permutation.
+
+        Args:
+            data: the data of all devices, changed in place.
+            occasion: index of the occasion (a round or time at which data shift), from 0.
+            candidates: indices of the devices that may change, int64.
+            streams: random streams of the run.
+
+        Returns:
+            The changes, one for each device whose labels are permuted.
+        """
         self.check(data)
         changes = list[Change]()
         identity = np.arange(data.pool.classes)

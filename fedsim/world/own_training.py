@@ -197,7 +197,7 @@ class LocalSpec(Spec):
         capacity: Capacity,
         kinds: Mapping[str, OwnKind],
     ) -> OwnTraining:
-        """Return the local training of each device.
+        """Return each device's own settings of training: epochs, steps, batch size, learning rate.
 
         Args:
             streams: random streams; draws for a key are from the stream ``world/local/KEY``.

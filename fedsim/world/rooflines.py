@@ -106,10 +106,10 @@ class Rooflines:
         cost_of: function of ``Training.cut`` (a smaller model) and ``Training.layers`` (count of the
             last layers that are trained) that returns the operations and memory of such a training;
             None if all devices train the whole model.
-        usual: the usual training of each kind's devices, for which ``check`` and ``short`` compare
-            needed and available memory; None: a training of the whole model.
-        layers: count of layers of the model, if a device with too little memory trains only as
-            many last layers as fit into its memory; 0 if such a training fails.
+        usual: the usual training of each kind's devices, whose need of memory ``check`` and
+            ``short`` compare with the devices' memory; None: a training of the whole model.
+        layers: what a device with too little memory does. 0: its training fails. Else the count of
+            layers of the model: the device trains only as many last layers as fit into its memory.
     """
 
     def __init__(

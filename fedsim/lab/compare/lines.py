@@ -210,13 +210,17 @@ def read_lines(
 ) -> Lines:
     """Read the runs and the variants of studies in some folders, to compare them.
 
+    Each run, and each variant of a study with its runs over seeds, is a line of the comparison.
+
     Args:
         paths: folders of runs and of studies.
         baseline: name of a run or a variant. By default the first baseline that a study declares,
             or the first run.
-        goal: criterion of the ranking; by default the first that a study declares, or the accuracy
-            within the budget if there is one, or ``"time"``.
-        budget: limits by cost; by default the first budget that a study declares.
+        goal: measure by which the lines are ranked, such as ``"time"`` or ``"traffic"``; by default
+            the first that a study declares, or the accuracy within the budget if there is one, or
+            ``"time"``.
+        budget: name of a cost, such as ``time`` (s) or ``bytes`` -> its limit; by default the first
+            budget that a study declares.
         index: index of the only folder; by default it is read from there.
 
     Raises:

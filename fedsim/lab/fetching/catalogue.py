@@ -85,7 +85,7 @@ class RemoteFile(Spec):
 
     @property
     def checksum(self) -> str:
-        """Published checksum of the download, in hexadecimal digits."""
+        """Published SHA-256 or MD5 of the download, in hexadecimal digits."""
         return self.sha256 or self.md5 or ""
 
     @property

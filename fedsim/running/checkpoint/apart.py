@@ -106,7 +106,11 @@ class LinkedTensors:
         self._all: weakref.WeakSet[LinkedTensor] = weakref.WeakSet()
 
     def add(self, tensor: LinkedTensor) -> None:
-        """Register an array of the checkpoint from which a run is resumed."""
+        """Register an array of the checkpoint from which a run is resumed.
+
+        Later checkpoints link to its file. Before that checkpoint is removed, the file is opened,
+        so that the array stays readable.
+        """
         self._all.add(tensor)
 
     def find(self, tensor: AnyTensor) -> LinkedTensor | None:

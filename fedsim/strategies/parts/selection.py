@@ -226,9 +226,10 @@ class Selection(Spec):
     @property
     @returns("a finite time, 0 or more (s), or None", find_outside(least=0.0))
     def patience_s(self) -> float | None:
-        """Longest time for which the server waits for the answers to ``question`` (s).
+        """Longest time for which the server waits for candidates' answers, before it selects (s).
 
-        None: the server waits until the task of every candidate has ended.
+        A selection may ask candidates for information first, by the message ``question``. None: the
+        server waits until the task of every candidate has ended.
         """
         patience: float | None = getattr(self, "patience", None)
         return patience

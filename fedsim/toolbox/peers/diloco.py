@@ -129,10 +129,15 @@ class _DiLoCoClient(PeerClient):
 class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     """DiLoCo's code on devices: train, average the changes of all devices, make an outer step.
 
-    An all-reduce among the devices averages one fragment, a range of the model's weights. A device
-    takes part in one all-reduce at a time. A message costs the bytes of a partial sum. Its header,
-    which costs no bytes, has the single changes in this sum, so that all devices add them up in the
-    same order and get the same result to the bit.
+    The course of a round: the device trains, and begins an all-reduce with the other devices, which
+    averages the changes of one fragment (a range of the model's weights). When it has the result, it
+    makes the outer step. Without ``overlap`` only then it begins the next round. With ``overlap``
+    it trains meanwhile, and mixes the result into its model after the next round's training, or
+    after the first ``overlap`` steps of this training if the key is a number.
+
+    A device takes part in one all-reduce at a time. A message costs the bytes of a partial sum. Its
+    header, which costs no bytes, has the changes of which this sum consists, so that all devices
+    add the changes up in the same order and get the same result to the bit.
 
     Entries of a device's state:
 

@@ -21,10 +21,10 @@ class FedNovaParams(FedProxParams):
         mu: weight of the proximal term; by default 0, plain local SGD without it.
         partial_work: whether a client that cannot finish all epochs sends its model as it is; its
             update is normalised by the steps that it took.
-        effective: definition of tau_eff, the common factor of all normalised changes. tau_eff is a
-            weighted mean over the clients: of the distance that each client's steps move
-            (``reach``, the paper), or of each client's count of steps (``steps``, the authors'
-            code). Allowed only if mu is above 0.
+        effective: definition of tau_eff, the common factor of all normalised changes. It is the
+            weighted mean over the clients of a number: ``reach``, the distance that the client's
+            steps move (the paper); ``steps``, the client's count of steps (the authors' code). The
+            key is allowed only if ``mu`` is above 0; otherwise ``reach`` holds.
     """
 
     why_not: ClassVar[Reasons] = Reasons(

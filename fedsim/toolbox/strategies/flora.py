@@ -48,17 +48,20 @@ class FLoRAParams(CutParams):
         return self
 
     def places(self, setting: RunInfo) -> dict[float, Places]:
-        """Return which parameters are the adapters of a device of each rank.
+        """Return which parameters of the flat global model a device of each rank trains and sends.
+
+        They are the first rows of each ``lora_A``, and columns of each ``lora_B``, ``rank`` each.
 
         Args:
             setting: information about the run, with the tensors of the global model. A layer's
                 adapter is the tensors ``LAYER.lora_A`` and ``LAYER.lora_B``.
 
         Returns:
-            Rank -> ranges (begin, end) of a flat model.
+            Rank (a whole number) -> ranges (begin, end) of a flat model.
 
         Raises:
-            ScenarioError: the model has no adapters, or a layer's weights are not trained too.
+            ScenarioError: the model has no adapters, or the weights of a layer with an adapter are
+                frozen, so that the server cannot merge the adapter into them.
         """
         names = [tensor.name for tensor in setting.tensors()]
         is_adapter = [".lora_" in name for name in names]

@@ -412,9 +412,10 @@ def proximal_center(models: list[Floats32], signs: list[float], rho: float) -> F
     the model of device j, theta_ij the penalised difference of the pair, and v_ij its dual.
 
     Args:
-        models: the model of device i and of each other device [d], then theta and v of the pair
-            with each other device, as one array [2 d].
-        signs: for each pair 1 if device i is the first in the pair, -1 if it is the second.
+        models: first the model of device i, then the model of each other device j, [d] each. Then
+            for each j, in the same order, theta and v of the pair, joined to one array [2 d].
+        signs: for each j the sign of theta and v in the sum: 1 if device i is the first in the
+            pair, -1 if it is the second.
         rho: rho of the augmented Lagrangian.
 
     Returns:

@@ -127,7 +127,10 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         return Training(instruction["model"], self.params.local_epochs, batch_size=ALL_SAMPLES)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        """Return the client's sample count, or after a training the update and what weighs it.
+        """Return the client's sample count, or after a training the update and numbers for its weight.
+
+        The numbers are the sample count, and as far as they are used the class imbalance, the loss
+        and the class counts.
 
         Args:
             device: the device, whose state stores the received sample count of all devices.

@@ -128,7 +128,9 @@ class LinkComponent(SteadyFlows):
         return self._split()
 
     def set_link(self, name: str, rate: float, length: float) -> None:
-        """Change the rate and the queue of a link; ``commit`` must have been called up to now.
+        """Change the rate and the queue of a link.
+
+        Before, ``commit`` must be called with the present time, as it moves bytes by the old rate.
 
         Args:
             name: name of the link.

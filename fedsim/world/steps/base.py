@@ -143,7 +143,10 @@ class StepServices(Protocol):
 
     @property
     def population(self) -> DeviceTimes:
-        """Times of work on each device, without random variation and slow phases."""
+        """Durations of trainings, tests and other computations on each device.
+
+        They are without random variation (jitter) and slow phases.
+        """
 
     @property
     def computing(self) -> ComputationTimer:
