@@ -503,7 +503,7 @@ class LinkComponent(SteadyFlows):
             delivered=np.zeros(len(self)),
             credit=np.zeros(len(self)),
             until_loss=self._losses.until_loss,
-            batches=self._batches,
+            batches=open_batch(self._batches),
             waiting=self._waiting.copy(),
             arriving=self._arriving.copy(),
         )

@@ -196,12 +196,17 @@ def label_components(route: Ints, links: int) -> Ints:
     """
     flows = len(route)
     labels = np.arange(flows)
-    # the least label spreads over shared links until nothing changes
+    # The least label spreads from flows to their links, and from links to their flows, until nothing
+    # changes. The label ``flows``, greater than all others, stands for none.
     while True:
+        # least label of the flows on each link, [links]
         least_label = np.full(links, flows)
-        np.minimum.at(least_label, route.ravel(), np.repeat(labels, route.shape[1]))
+        labels_by_hop = np.repeat(labels, route.shape[1])  # each flow's label for each of its links
+        np.minimum.at(least_label, route.ravel(), labels_by_hop)
         least_label[0] = flows  # the padding connects no flows
-        spread = np.minimum(labels, least_label[route].min(axis=1, initial=flows))
+        # least label of the links on each flow's route, [flows]
+        label_by_links = least_label[route].min(axis=1, initial=flows)
+        spread = np.minimum(labels, label_by_links)
         if np.array_equal(spread, labels):
             return labels
         labels = spread

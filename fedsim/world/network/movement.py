@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.common.arrays import Floats, Ints
-from fedsim.world.network.batches import open_batch, serve_in_order, sum_by_link
+from fedsim.world.network.batches import serve_in_order, sum_by_link
 from fedsim.world.network.links import QueuedLinks
 from fedsim.world.network.losses import LossDraws, RandomLosses
 from fedsim.world.network.queues import Level, choose_drops
@@ -49,36 +49,40 @@ class Movement:
     """Computation of how the bytes of flows move along their links in one time step.
 
     The methods are called in order: ``send``, ``pass_level`` for each group of links, and
-    ``receive``. They change ``bytes_before`` to the bytes after the step.
+    ``receive``. An object computes one step only.
 
     Args:
         links: the links.
-        length_s: length of the step (s).
-        packet: bytes of a packet.
+        step_s: length of the step (s).
+        packet: size of a packet (bytes).
         losses: probabilities of losses on links.
         draws: random draws that decide which packets are lost.
-        bytes_before: bytes at the begin of the step, which the methods change; its ``batches`` are
-            copied.
+        amounts: bytes at the begin of the step, with an empty batch for the bytes that come into
+            queues in the step (``open_batch``). The methods change the object.
+
+    Attributes:
+        bytes: the object ``amounts``; after ``receive``, it has the bytes at the end of the step.
     """
 
     def __init__(
         self,
         links: QueuedLinks,
-        length_s: float,
+        step_s: float,
         packet: float,
         losses: RandomLosses,
         draws: LossDraws,
-        bytes_before: MovedBytes,
+        amounts: MovedBytes,
     ) -> None:
         self._links = links
-        self._sendable = links.capacity * length_s  # bytes that each link can send, [links]
-        self._busy = np.empty(0)  # part of the step in which each sender sends, [flows]
-        self._loads: list[tuple[Level, Floats]] = []  # bytes at each link of the levels so far
+        self._sendable = links.capacity * step_s  # bytes that each link can send, [links]
+        # part of the step in which each sender sends, [flows]; set by ``send``
+        self._busy = np.empty(0)
+        # each group of links that was served, with the bytes at each link, float64 [links]
+        self._loads: list[tuple[Level, Floats]] = []
         self._packet = packet
         self._losses = losses
         self._draws = draws
-        self.bytes = bytes_before
-        bytes_before.batches = open_batch(bytes_before.batches)
+        self.bytes = amounts
 
     def send(self, sent: Floats, busy: Floats) -> None:
         """Put the bytes that senders send on their routes, less the losses on senders' own links.

@@ -165,6 +165,12 @@ class NetworkModel(Spec):
         return not all(isinstance(rate, Constant) and rate.value == math.inf for rate in rates)
 
     @property
+    def _has_device_latency(self) -> bool:
+        """Whether the scenario's ``[network]`` sets a latency of the devices' own links above 0."""
+        latency = self.device.latency
+        return not (isinstance(latency, Constant) and latency.value == 0)
+
+    @property
     @returns("a whole number, 1 or more, or None", find_outside(least=1))
     def places(self) -> int | None:
         """Count of places to which devices are attached; None for a star.
@@ -298,22 +304,18 @@ class NetworkModel(Spec):
 
         def draw(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
             distribution: Distribution = getattr(self.device, name)
-            # made for traces too, which do not draw from it
-            generator = streams.generator(purpose)
-            if isinstance(distribution, TracedRate):
-                key = f"network.device.{name}"
+            key = f"network.device.{name}"
+            if isinstance(distribution, TracedRate):  # draws from the stream ``world/link-trace``
                 return distribution.assign(key, streams, devices, root).means(devices)
-            return distribution.by_device(f"network.device.{name}", generator, devices, root)
+            return distribution.by_device(key, streams.generator(purpose), devices, root)
 
         if rates is None:
             down = draw("down", "world/link-down")
             up = draw("up", "world/link-up")
             rates = (down, up)
-        down, up, *given_latency = rates  # a latency may follow
-        latency = self.device.latency
-        has_no_latency = isinstance(latency, Constant) and latency.value == 0
-        if given_latency and has_no_latency:
-            return down, up, given_latency[0]
+        down, up, *latencies = rates  # a third array, of latencies, is optional
+        if latencies and not self._has_device_latency:
+            return down, up, latencies[0]
         return down, up, draw("latency", "world/latency")
 
 
