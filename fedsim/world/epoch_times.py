@@ -101,9 +101,9 @@ class EpochTimes:
                 for all epochs; None if each epoch has a factor, which its begin determines.
 
         Returns:
-            Ends (s, in whole ticks of the clock) of the epochs that begin before ``limit``, up to the
-            first end beyond ``horizon``. An end beyond the limit or the horizon may be only a lower
-            bound.
+            Ends (s, in whole ticks of the clock) of the epochs that begin before ``limit``, at least
+            up to the first end beyond ``horizon``. An end beyond the limit or the horizon may be only
+            a lower bound.
 
         Raises:
             SimulationError: the epochs contain too many slow phases.
@@ -184,13 +184,24 @@ class EpochTimes:
 def _equal_ends(
     start: float, epoch_s: float, epochs: int, limit: float, horizon: float
 ) -> list[float]:
-    """Return the ends (s) of epochs that all take ``epoch_s`` (s), as ``EpochTimes.epoch_ends``."""
+    """Return the ends (s) of epochs that all take the same time, as ``EpochTimes.epoch_ends`` does.
+
+    Args:
+        start: begin of the first epoch (s).
+        epoch_s: time of each epoch (s).
+        epochs: count of epochs.
+        limit: simulated time (s) from which on no epoch begins.
+        horizon: simulated time (s) up to which ends are needed, not after ``limit``.
+    """
     count = epochs
-    # epochs that take less than a tick all end at the begin
+    # The count is not cut if an epoch's time rounds to 0 ticks. It may be 0, or so small that the
+    # quotients below would be infinite.
     if on_grid(epoch_s) > 0:
-        if limit < math.inf:
+        if limit < math.inf:  # count of the epochs that begin before the limit
             count = min(count, math.ceil((limit - start) / epoch_s))
-        if horizon < math.inf:  # one more epoch, which ends beyond the horizon
+        if horizon < math.inf:
+            # One more, as the last of these epochs may end exactly at the horizon, and the result
+            # includes an end beyond it.
             count = min(count, math.ceil((horizon - start) / epoch_s) + 1)
     # Each end is rounded once, and is no sum of rounded times, so that n epochs end exactly at a
     # deadline of n epochs.

@@ -68,24 +68,28 @@ class Phases:
         # look-ups of less time (s) are not checked for too many phases
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)
         self._rows = DeviceRows(devices)
-        # Phase of the last look-up in each row of the cache. Before the first look-up it ends at 0.
+        # Phase of the last look-up in each row of the cache. Before the first look-up it ends at 0,
+        # which no phase does.
         self._count = np.zeros(self._rows.length, dtype=np.int64)  # index k of the phase
         self._on = np.zeros(self._rows.length, dtype=np.bool_)
         self._start = np.zeros(self._rows.length)
         self._end = np.zeros(self._rows.length)
 
     def span(self, device: int, time: float) -> Span:
-        """Return the on or off phase in which a device is at ``time`` (s)."""
+        """Return the on or off phase in which a device is at ``time`` (s), and cache it.
+
+        The phases are drawn one after the other: from the cached phase to later times, and from the
+        phase at time 0 to earlier times.
+        """
         row = device if self._rows.has_all else int(self._rows_of(np.array([device]))[0])
         start = self._start.item(row)
         end = self._end.item(row)
         if start <= time < end:
             return Span(self._on.item(row), start, end)
-        if time < start or end == 0.0:  # before the cached phase, or none is cached
+        has_cached = end > 0.0
+        if not has_cached or time < start:
             count = 0
-            start = 0.0
-            on = self._streams.uniform(self._first_purpose, device) < self._share_on
-            end = self._length(device, 0, on)
+            on, start, end = self._first_span(device)
         else:
             count = self._count.item(row)
             on = self._on.item(row)
@@ -101,6 +105,11 @@ class Phases:
         self._start[row] = start
         self._end[row] = end
         return Span(on, start, end)
+
+    def _first_span(self, device: int) -> Span:
+        """Draw the phase in which a device is at time 0."""
+        on = self._streams.uniform(self._first_purpose, device) < self._share_on
+        return Span(on, 0.0, self._length(device, 0, on))
 
     def check_walk(self, device: int, start: float, end: float) -> None:
         """Refuse a look-up for which too many phases of a device would have to be drawn.
@@ -172,7 +181,7 @@ class Phases:
         """
         is_unknown = (times < self._start[rows]) | (self._end[rows] == 0.0)
         if is_unknown.any():
-            self._begin_paths(devices[is_unknown], rows[is_unknown])
+            self._cache_first(devices[is_unknown], rows[is_unknown])
         end = self._end[rows]
         behind = np.flatnonzero(end <= times)  # positions of devices that need further phases
         if behind.size:  # an error if the farthest time is too many phases ahead
@@ -182,7 +191,7 @@ class Phases:
             self._walk(devices[behind], rows[behind], times[behind])
             behind = behind[self._end[rows[behind]] <= times[behind]]
 
-    def _begin_paths(self, devices: Ints, rows: Ints) -> None:
+    def _cache_first(self, devices: Ints, rows: Ints) -> None:
         """Set the cached phase of each device to the one at time 0.
 
         Args:
