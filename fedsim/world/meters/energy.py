@@ -157,7 +157,8 @@ class EnergyMeter(Meter):
         self._places_since = 0.0  # time up to which the idle energy of places is counted (s)
         # running task's ID -> its begin (s), and the energy that it has drawn beyond idle (J)
         self._tasks: dict[int, tuple[float, float]] = {}
-        # task ID -> whether the task trained without an epoch that counts
+        # ID -> True of each running task with a training that had no epoch that counts; the energy
+        # of the whole task is wasted when the task ends
         self._idlers: dict[int, bool] = {}
         # task ID -> energy (J) of a task that transfers through an edge server, where its update
         # may be lost
@@ -208,6 +209,15 @@ class EnergyMeter(Meter):
         }
 
     def _book(self, device: int, phase: str, joules: float, start: float, end: float) -> None:
+        """Add energy to the totals of a device and of all devices, with its emissions.
+
+        Args:
+            device: index of the device.
+            phase: the phase in which the energy was drawn, one of ``PHASES``.
+            joules: the energy (J).
+            start: begin of the time in which the energy was drawn (s).
+            end: end of that time (s).
+        """
         self._books[phase][device] += joules
         self.by_phase[phase] += joules
         if self.grams is not None:
@@ -273,10 +283,12 @@ class EnergyMeter(Meter):
         end = min(time, begin + self._coefficient(device, "tail_s"))
         joules = self._coefficient(device, "tail_w") * (end - begin)
         self._book(device, "tail", joules, begin, end)
-        self._charge(task, joules, is_wasted)
+        self._charge_task(task, joules, is_wasted)
 
-    def _charge(self, task: int, joules: float, is_wasted: bool = False) -> None:
+    def _charge_task(self, task: int, joules: float, is_wasted: bool = False) -> None:
         """Add energy of a device to the task that caused it, to find wasted energy.
+
+        The totals of devices and phases do not change; ``_book`` adds to them.
 
         Args:
             task: ID of the task.
@@ -300,21 +312,22 @@ class EnergyMeter(Meter):
             self._end_tail(fields["device"], time)
 
     def on_step(self, ended: Step) -> None:
-        start, time, device, task, step, outcome, fields = ended
+        start, end, device, task, step, outcome, fields = ended
         phase = POWERS.get(step)
         if phase is None:  # a step that draws idle power only
             return
         if phase == "compute":
-            core_s = fields.get("core_s", time - start)
+            # core time on a host that devices share; other devices compute for the whole step
+            core_s = fields.get("core_s", end - start)
             joules = self._coefficient(device, "compute_w") * core_s
         else:
             joules = self._book_transfer(ended, phase)
         if step == "train" and not fields["epochs"]:
             self._idlers[task] = True
         if outcome == "battery":  # the radio of a flat device sleeps
-            self._end_tail(device, time)
-        self._book(device, phase, joules, start, time)
-        self._charge(task, joules)
+            self._end_tail(device, end)
+        self._book(device, phase, joules, start, end)
+        self._charge_task(task, joules)
 
     def _book_transfer(self, ended: Step, phase: Literal["receive", "send"]) -> float:
         """Return the energy that a device has drawn for a message of its task (J).
@@ -326,19 +339,19 @@ class EnergyMeter(Meter):
             ended: the step ``download`` or ``upload``.
             phase: ``receive`` or ``send``.
         """
-        start, time, device, task, _, outcome, fields = ended
+        start, end, device, task, _, outcome, fields = ended
         delivered = fields["delivered"]
         joules: float = (
-            self._coefficient(device, f"{phase}_w") * (time - start)
+            self._coefficient(device, f"{phase}_w") * (end - start)
             + self._coefficient(device, f"{phase}_j_byte") * delivered
         )
         if "sender" in fields or "receiver" in fields:
             self._at_edges[task] = 0.0  # replaced at the end of the task
-            self._book_server_side(("edge",), "j_byte", delivered, start, time)
+            self._book_server_side(("edge",), "j_byte", delivered, start, end)
         else:
-            self._book_server_side(PLACES, "j_byte", delivered, start, time)
+            self._book_server_side(PLACES, "j_byte", delivered, start, end)
         if self._coefficient(device, "tail_w") and outcome != "battery":
-            self._tails[device] = time, task, False
+            self._tails[device] = end, task, False
         return joules
 
     def on_task_end(self, time: float, fields: TaskEndFields) -> None:

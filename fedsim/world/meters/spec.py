@@ -234,6 +234,7 @@ def _spec_of(meter_class: type[Meter], kind: str) -> type[MeterSpec]:
     name = meter_class.__name__
     module = meter_class.__module__
     attributes = {"meter_class": meter_class, "__doc__": meter_class.__doc__, "__module__": module}
+    # ``create_model`` adds fields only, so a base class brings the other attributes
     base = type(name, (MeterSpec,), attributes)
     return create_model(name, __base__=base, __module__=module, kind=(str, kind), **keys)
 

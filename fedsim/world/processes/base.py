@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def _find_wrong_run(events: object, *_: object, **__: object) -> str:
+    """Return ``""`` if the result of ``Process.run`` is a generator, otherwise the result as text."""
     return "" if isinstance(events, Generator) else show_value(events)
 
 
@@ -88,8 +89,10 @@ class Process(Spec):
 
 
 @cache
-def _spec_of(function: FunctionType, path: str) -> type[Process]:
+def _make_process_class(function: FunctionType, path: str) -> type[Process]:
     """Make a class of a process from a generator function ``f(world, ...)``.
+
+    The method ``run`` of the class calls the function.
 
     Args:
         function: the function; its parameters after the first become keys of the scenario.
@@ -102,13 +105,16 @@ def _spec_of(function: FunctionType, path: str) -> type[Process]:
         raise ScenarioError(
             f"kind is {path!r}; allowed is a generator function: 'def f(world, ...)' with 'yield'"
         )
-    fields, _ = keys_of(function)
+    fields, _ = keys_of(function)  # a parameter ``**`` gets no keys
 
     def run(self: Process, world: "World") -> ProcessGenerator:
         yield from function(world, **{name: getattr(self, name) for name in fields})
 
-    base = type(function.__name__, (Process,), {"run": run, "__module__": function.__module__})
-    return create_model(function.__name__, __base__=base, __module__=function.__module__, **fields)
+    # ``create_model`` adds fields only, so a base class brings the method ``run``
+    name = function.__name__
+    module = function.__module__
+    base = type(name, (Process,), {"run": run, "__module__": module})
+    return create_model(name, __base__=base, __module__=module, **fields)
 
 
 class _ProcessRegistry(Registry):
@@ -123,7 +129,7 @@ class _ProcessRegistry(Registry):
         if ":" in kind:
             target = import_object(kind, key)
             if isinstance(target, FunctionType):
-                return _spec_of(target, kind)
+                return _make_process_class(target, kind)
         return super().spec(kind, key)
 
 
