@@ -95,7 +95,9 @@ class DeviceHalf:
             )
         self.device = device
         self._pace = pace
-        self._sleeps_links = sleeps_links and pace > 0.0
+        # whether the device sleeps to imitate the scenario's times; otherwise its times are measured
+        self._is_paced = pace > 0.0
+        self._sleeps_links = sleeps_links and self._is_paced
         self._steps: list[LoggedStep] = []
         run = Run(scenario, Simulation())
         self._learner = run.learner
@@ -134,7 +136,7 @@ class DeviceHalf:
         self._now = 0.0  # the scenario's time (s)
         self._download_s = 0.0
         self._speed: float | None = None  # measured, in samples/s
-        if pace == 0.0:
+        if not self._is_paced:  # the measured speed of the device replaces the scenario's
             self._population.rooflines = None
             self._population.speed = self._population.speed.copy()
 
@@ -171,7 +173,7 @@ class DeviceHalf:
         self._begin(task, asked_at, downloaded, clock)
         log.add(LoggedStep("download", asked_at, self._now))
         answer = self._work(task, clock)
-        if self._pace:
+        if self._is_paced:
             self._sleep_until(self._now, clock)
         if self._steps and not self._sleeps_links:
             # the last step includes the encoding of the answer, which takes real time
@@ -244,7 +246,7 @@ class DeviceHalf:
         If the device imitates the scenario's times (``pace`` > 0), the scenario gives it. Otherwise
         it is the measured time of the last download.
         """
-        if self._pace:
+        if self._is_paced:
             size = self._envelopes.codec_of(direction).model_bytes
             return float(self._network.nominal_s(device, direction, size))
         return self._download_s
@@ -285,11 +287,11 @@ class DeviceHalf:
         Returns:
             False if the step took too long, so that the task ends as late.
         """
-        if self._pace == 0.0:
+        if not self._is_paced:
             self._now = clock()
         began = self._now
         is_in_time = self._carry_out(task, step)
-        if self._pace == 0.0:
+        if not self._is_paced:  # the measured time replaces the scenario's
             self._now = clock()
         facts: dict[str, Json] = {}
         if isinstance(step, Train):
@@ -299,6 +301,13 @@ class DeviceHalf:
 
     def _carry_out(self, task: Task, step: TaskStep) -> bool:
         """Carry out a step, and add the scenario's time for it to the present time.
+
+        A paced device sleeps for the added times of all steps at once, at the end of the task
+        (``answer``). On a device that is not paced, only real time counts.
+
+        Args:
+            task: the task.
+            step: the step.
 
         Returns:
             False if the step took too long.
@@ -314,7 +323,7 @@ class DeviceHalf:
                 self._now += self._population.working_s(self.device, step)
             case Pause():
                 self._now += step.seconds
-                if self._pace == 0.0:
+                if not self._is_paced:  # a pause has no work that takes real time
                     time.sleep(step.seconds)
             case _:
                 raise SimulationError(
@@ -331,7 +340,7 @@ class DeviceHalf:
             task.samples = training.part.samples
         limit = step.limit
         epoch_s = 0.0  # without pace and limit, only the real time of the training counts
-        if self._pace or limit is not NO_LIMIT:
+        if self._is_paced or limit is not NO_LIMIT:
             epoch_s = self._epoch_s(task, training)
         epochs = self._epochs_within(task, step, epoch_s)
         has_too_few = epochs < limit.at_least
@@ -394,7 +403,7 @@ class DeviceHalf:
         self._learner.compute_now(update)
         updates.append(update)
         seconds = time.perf_counter() - began
-        if training.epochs and seconds > 0.0 and self._pace == 0.0:
+        if training.epochs and seconds > 0.0 and not self._is_paced:
             self._speed = task.samples * training.epochs / seconds
 
     def _epoch_s(self, task: Task, training: Training) -> float:
@@ -407,7 +416,7 @@ class DeviceHalf:
             task: the task.
             training: the training.
         """
-        if self._pace == 0.0:
+        if not self._is_paced:
             if self._speed is None:
                 self._speed = self._probe(task, training)
             self._population.speed[self.device] = self._speed * self._population.cost
@@ -441,7 +450,7 @@ class DeviceHalf:
             end = min(end, task.budget_from + limit.budget)
         reserve_s = limit.reserve_s
         if limit.reserve_upload:
-            if self._pace:
+            if self._is_paced:
                 reserve_s += self._network.nominal_s(self.device, "up", limit.reserve_upload)
             else:
                 reserve_s += self._download_s

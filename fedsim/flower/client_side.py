@@ -251,21 +251,23 @@ def find_metric(content: Mapping[str, object], *names: str) -> float | None:
 def bytes_of(message: Message, content_bytes: int | None = None) -> int:
     """Return the size of a message as Flower sends it (bytes).
 
-    Flower sends each distinct object once, with a header.
+    Flower sends each distinct object once, with a header. The message itself is an object too: its
+    body has the metadata and the error, and its header refers to the content by an ID.
 
     Args:
         message: message with a content or an error.
         content_bytes: ``bytes_of_content`` of the message's content; None to compute it.
     """
     proto = metadata_to_proto(message.metadata)
+    # Flower sends a message without its ID, which is a hash of the sent bytes
     proto.message_id = ""
     error = error_to_proto(message.error) if message.has_error() else None
     envelope = MessageProto(metadata=proto, content=None, error=error)
     body = len(envelope.SerializeToString(deterministic=True))
-    # the header of Flower's format: type, ID of the content, length of the body, a null byte
-    head = len("Message ") + len(f" {body} ")
+    # Flower's header has the type, the ID of the content, the length of the body, and a null byte
+    head = len("Message ") + len(f" {body}\0")
     if error is None:
-        head += 64  # length of the content's ID
+        head += 64  # length of the content's ID; a message with an error has no content
         if content_bytes is None:
             content_bytes = bytes_of_content(message.content)
     return head + body + (content_bytes or 0)
