@@ -290,6 +290,7 @@ class LinkComponent(SteadyFlows):
             shares: part of each flow's bytes that have moved by now, 0 to 1, float64 [flows].
         """
         had_no_losses = self._apply_changes(plan, shares)
+        # the plan has a batch for the bytes of the step too (``_move``)
         self._batches = _between(open_batch(self._batches), plan.batches, shares)
         self._waiting = _between(self._waiting, plan.waiting, shares)
         self._arriving = _between(self._arriving, plan.arriving, shares)

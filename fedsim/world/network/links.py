@@ -97,15 +97,15 @@ class QueuedLinks:
             New number of each of the other links, by its number in ``others``, int64 [links].
         """
         self.grouped = 0
-        numbers = np.zeros(len(others.capacity), dtype=np.int64)
+        new_numbers = np.zeros(len(others.capacity), dtype=np.int64)  # number 0 remains 0
         for name, number in others.names.items():
-            numbers[number] = self.names.setdefault(name, len(self.names) + 1)
-        added = len(self.names) + 1 - len(self.capacity)
+            new_numbers[number] = self.names.setdefault(name, len(self.names) + 1)
+        added = len(self.names) + 1 - len(self.capacity)  # count of links that are new here
         self.capacity = np.append(self.capacity, np.zeros(added))
         self.length = np.append(self.length, np.zeros(added))
-        self.capacity[numbers[1:]] = others.capacity[1:]
-        self.length[numbers[1:]] = others.length[1:]
-        return numbers
+        self.capacity[new_numbers[1:]] = others.capacity[1:]
+        self.length[new_numbers[1:]] = others.length[1:]
+        return new_numbers
 
     def remove_unused(self, route: Ints) -> Ints:
         """Remove the links that no flow uses any more, and number the remaining ones anew.
@@ -117,10 +117,10 @@ class QueuedLinks:
             The routes by the new numbers, int64 [flows, hops].
         """
         self.grouped = 0
-        used = np.union1d(route, [0])
+        used = np.union1d(route, [0])  # old numbers, ascending; 0 is kept as the padding
         new_numbers = np.zeros(len(self.capacity), dtype=np.int64)
         new_numbers[used] = np.arange(len(used))
-        names = list(self.names)  # in the order of their numbers
+        names = list(self.names)  # in the order of their numbers, which begin with 1
         self.names = {names[number - 1]: new_numbers.item(number) for number in used[1:].tolist()}
         self.capacity = self.capacity[used]
         self.length = self.length[used]
@@ -226,7 +226,7 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
         Bytes that each sender may send, float64 [flows].
     """
     total = np.bincount(first_links, weights=wanted_bytes, minlength=len(sendable))
-    is_crowded = (total > sendable)[first_links]
+    is_crowded = (total > sendable)[first_links]  # of each flow's first link
     rows = is_crowded.nonzero()[0]
     if not len(rows):
         return wanted_bytes
@@ -246,10 +246,10 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
     ends[:-1] = begins[1:]
     ends[-1] = len(rows)
     group_of_row = np.cumsum(is_begin) - 1
-    # w_1 + ... + w_(k-1) of each row, by differences of sums over all links
+    # w_1 + ... + w_(k-1) of each row k of its link, by differences of sums over all links
     bytes_before = np.cumsum(sorted_bytes) - sorted_bytes
     bytes_before -= bytes_before[begins][group_of_row]
-    flows_left = ends[group_of_row] - np.arange(len(rows))
+    flows_left = ends[group_of_row] - np.arange(len(rows))  # n - k + 1 of each row
     shares = (sendable[links] - bytes_before) / flows_left
     link_share = np.maximum(np.maximum.reduceat(shares, begins), 0.0)
     sent[rows] = np.minimum(sorted_bytes, link_share[group_of_row])

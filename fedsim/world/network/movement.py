@@ -128,7 +128,8 @@ class Movement:
         if len(rows):
             leaving, staying = self._serve_full(level, rows, present, arrived, load, credit)
         else:
-            amounts.batches.reshape(-1, amounts.batches.shape[2])[cells] = 0.0
+            queues = amounts.batches.reshape(-1, amounts.batches.shape[2])
+            queues[cells] = 0.0
         waiting[cells] = staying
         arriving[cells] = 0.0
         is_last = level.is_last
@@ -171,9 +172,10 @@ class Movement:
         sent = queued * serve_in_order(totals, self._sendable).take(links, axis=0)
         staying = queued - sent
         excess = np.maximum(load - self._sendable - self._links.length, 0.0)
-        excess[self._links.never_full] = 0.0
+        excess[self._links.never_full] = 0.0  # these links make senders wait instead
         if np.count_nonzero(excess):
             self._drop(level, rows, staying, arrived[rows], excess, credit)
+        # links of the level that are not overloaded send all bytes
         queues[level.cells] = 0.0
         queues[level.cells[rows]] = staying
         leaving = present.copy()
@@ -238,6 +240,15 @@ class Movement:
             self.bytes.delivered -= lost
 
     def _lose(self, probability: Floats, passing: Floats) -> Floats:
+        """Draw how many of the passing bytes are lost, and add them to the dropped bytes.
+
+        Args:
+            probability: probability that a packet is lost, float64 [flows].
+            passing: bytes that pass the link, float64 [flows].
+
+        Returns:
+            Lost bytes, float64 [flows].
+        """
         amounts = self.bytes
         lost, until_loss = self._losses.lose(probability, passing, amounts.until_loss, self._draws)
         amounts.until_loss = until_loss

@@ -111,6 +111,12 @@ def _find_wrong_column(
     rates: OwnRates,
     root: Path | None,
 ) -> str:
+    """Describe the first mistake in the result of ``NetworkModel.columns``; empty if it is right.
+
+    Args:
+        columns: the result.
+        model, streams, devices, rates, root: arguments of the call; only ``devices`` is used.
+    """
     down, up, latency = columns
     checks = ((down, _is_rate), (up, _is_rate), (latency, _is_latency))
     for column, check in checks:
