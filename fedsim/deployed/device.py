@@ -355,6 +355,7 @@ class DeviceHalf:
         task.epochs = epochs
         task.trained = (*task.trained, epochs)
         task.steps = (*task.steps, step)
+        # a training that needs a result of the task is computed later, when its own result is used
         if epochs and isinstance(training.start, Ref) and not self._needs_result(training):
             self._train_now(task, step.training)
         return True
@@ -475,6 +476,7 @@ class DeviceHalf:
             entries = table_of(packet.head["contents"], "contents")
             report = write_report(trained.loss)
             for name, value in contents.items():
+                # an update that has a report itself was packed with it
                 if value is result.update:
                     table_of(entries[name], "a content").setdefault("loss", report)
         packet.head["outcome"] = "done"

@@ -228,7 +228,8 @@ class Phases:
         ends[:, 0] = end
         ends[:, 1:] = self._lengths(devices, count[:, None] + ahead, states)
         np.cumsum(ends, axis=1, out=ends)
-        # column of the phase in which each device's time lies; the last column if the time is later
+        # Column of the phase in which each device's time lies; the last column if the time is later.
+        # It is at least 1, as the caller passes devices whose cached phase ends before their time.
         passed = np.minimum((ends <= times[:, None]).sum(axis=1), len(ahead))
         lines = np.arange(len(devices))  # each device's row of ``ends``
         self._count[rows] = count + passed

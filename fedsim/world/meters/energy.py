@@ -345,6 +345,7 @@ class EnergyMeter(Meter):
             self._coefficient(device, f"{phase}_w") * (end - start)
             + self._coefficient(device, f"{phase}_j_byte") * delivered
         )
+        # a record names the sender or receiver only if it is an edge server instead of the server
         if "sender" in fields or "receiver" in fields:
             self._at_edges[task] = 0.0  # replaced at the end of the task
             self._book_server_side(("edge",), "j_byte", delivered, start, end)
