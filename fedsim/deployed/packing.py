@@ -185,15 +185,16 @@ class ContentPacker:
                 "Header"
             )
         array = np.asarray(value)
+        # little-endian, four bytes a number, as the simulation counts
         wire = "<f4" if array.dtype.kind == "f" else "<i4"
         packet.payloads[name] = array.astype(wire).tobytes()
-        type_name = "array"
+        type_name = "array"  # a number of numpy too
         if isinstance(value, list | tuple | int | float):
             type_name = type(value).__name__
         return {"numbers": type_name, "wire": wire, "shape": list(array.shape)}
 
     def _lazy_values(self, content: Lazy) -> AnyArray:
-        """Return the numbers of a ``Lazy`` content, such as a loss, and compute them before."""
+        """Compute and return the numbers of a ``Lazy`` content, such as a loss."""
         ref = content.ref
         value = value_of(self._learner, ref)
         match content.what:
@@ -242,6 +243,15 @@ class ContentPacker:
         return entry
 
     def _encode(self, name: str, model: Ref, base: Ref | None, residual: Ref | None) -> CodedParts:
+        """Apply the codec to a model, without computing the result.
+
+        Args:
+            name: name of the content; empty for an item of a list.
+            model: the model.
+            base: model from which ``model`` was trained, known to both sides; None if there is none.
+            residual: part that the codec left out when the sender last encoded this content; None
+                if there is none.
+        """
         codec = self._codec.for_added_up if name in self._added_up else self._codec
         size = int(self._learner.parameters)
         return codec.encode(self._learner, size, model, base, residual)
@@ -372,7 +382,7 @@ def _unpack_numbers(payload: bytes, entry: Mapping[str, Json]) -> object:
             return tuple(array.tolist())
         case "bool":
             return bool(array)
-    return array.item()
+    return array.item()  # an int or a float, by the type of the payload
 
 
 def models_in(contents: Mapping[str, object]) -> list[PlacedModel]:

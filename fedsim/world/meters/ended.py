@@ -113,20 +113,20 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
     # names of the payloads, such as ``model+mask``
     purpose = payloads[0][0] if len(payloads) == 1 else "+".join([name for name, _ in payloads])
     return Transfer(
-        start,
-        time,
-        device,
-        direction,
-        purpose,
-        fields["bytes"],
-        delivered,
-        fields.get("wire_bytes", delivered),  # recorded only if there are headers
-        fields["outcome"],
-        fields["round"],
-        fields.get("task"),
-        payloads,
-        sender,
-        receiver,
+        start=start,
+        end=time,
+        device=device,
+        direction=direction,
+        purpose=purpose,
+        bytes=fields["bytes"],
+        delivered=delivered,
+        wire_bytes=fields.get("wire_bytes", delivered),  # recorded only if there are headers
+        outcome=fields["outcome"],
+        round=fields["round"],
+        task=fields.get("task"),
+        payloads=payloads,
+        sender=sender,
+        receiver=receiver,
     )
 
 

@@ -222,6 +222,7 @@ class LinkComponent(SteadyFlows):
         return self._plan is not None and self._since + self._plan.length_s <= now
 
     def _find_next_end(self, plan: StepPlan) -> None:
+        """Set ``next_end`` to the next end of a flow that was not returned, or of the step."""
         self.next_end = self._since + plan.length_s
         if plan.parts is not None:
             later = plan.ends[plan.ends > self._told]
