@@ -210,11 +210,11 @@ class MeterSpec(Spec):
 
 class _MeterRegistry(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
-        return _spec_of(self.class_of(kind, key), kind)
+        return _make_table_class(self.class_of(kind, key), kind)
 
 
 @cache
-def _spec_of(meter_class: type[Meter], kind: str) -> type[MeterSpec]:
+def _make_table_class(meter_class: type[Meter], kind: str) -> type[MeterSpec]:
     """Make the class of the scenario's table that describes a meter of the user.
 
     Args:
