@@ -538,11 +538,11 @@ class Stream:
     ) -> Weights | ComputedWeights:
         """Return the weights of a mix whose parts are all added, or their substitute."""
         coefficients = coefficients_of(recipe, mix.finite)
-        if coefficients is None:
+        if coefficients is None:  # no part is finite, or the coefficients cannot be rescaled
             return self._calculator.substitute(recipe.otherwise)
-        if not coefficients:
+        if not coefficients:  # the mix has no parts at all
             return self._calculator.nothing()
-        if mix.total is None:  # as a part was not finite, and the coefficients are rescaled
+        if mix.total is None:  # a part was not finite, and the coefficients are rescaled
             return await self._repeat(node, recipe, mix.finite, coefficients)
         weights = mix.total.result()
         mix.total = None

@@ -99,7 +99,9 @@ class PowerLaw(Partition):
         """Divide the remaining samples of each class among the devices of the class, at random.
 
         The shares of a class are proportional to draws from lognormal(0, 2), and are rounded down.
-        As in FedProx's code, numbers are drawn for a full table of classes, rows and slots.
+        As in FedProx's code, numbers are drawn for a full table of classes, rows and slots. A row
+        has the draws of C devices with consecutive IDs. No two of them have the same class in the
+        same slot, so that each draw belongs to at most one device.
 
         Args:
             labels: the classes of each device, int64 [devices, slots].
@@ -113,16 +115,18 @@ class PowerLaw(Partition):
         classes = len(available)
         rows = math.ceil(devices / classes)
         draws = generator.lognormal(0.0, 2.0, (classes, rows, slots))
-        # device u has row u // C of the draws of each of its classes; other draws are not used
-        row_of_device = np.arange(devices)[:, None] // classes
-        # class, row and slot of each draw that a device uses, each broadcast to [devices, slots]
+        row_of_device = np.arange(devices)[:, None] // classes  # [devices, 1]
+        # place in the table of the draw for each slot of each device: its class, row and slot, which
+        # index together, broadcast to [devices, slots]
         positions = (labels, row_of_device, np.arange(slots)[None])
-        used = np.zeros_like(draws)
+        used = np.zeros_like(draws)  # 0 for a draw that belongs to no device
         used[positions] = draws[positions]
         total = used.sum(axis=(1, 2), keepdims=True)  # of each class, [classes, 1, 1]
         total = np.maximum(total, np.finfo(np.float64).tiny)  # 0 for a class that no device has
-        amounts: Floats = (available[:, None, None] * used / total)[positions]
-        return amounts.astype(np.int64)
+        # samples of the class for each draw, [classes, rows, slots]
+        amounts = available[:, None, None] * used / total
+        device_amounts: Floats = amounts[positions]
+        return device_amounts.astype(np.int64)
 
 
 class Femnist(Partition):

@@ -40,15 +40,16 @@ class FedNovaParams(FedProxParams):
 def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
     """Compute how far SGD moves in a number of steps if each gradient is 1, FedNova's ||a||_1.
 
-    From x = v = 0 each step does v <- momentum v + 1 - pull x, and then x <- x + v.
+    From x = v = 0 each step does v <- momentum v + 1 - pull x, and then x <- x + v. The part
+    -pull x is the gradient of FedProx's proximal term, which draws the model back to its start.
 
     Args:
         steps: count of SGD steps.
         momentum: momentum of the optimiser (section 4.1 of FedNova's paper).
-        pull: learning rate times mu of FedProx's proximal term.
+        pull: learning rate times mu of FedProx's proximal term; 0 without this term.
 
     Returns:
-        The distance x, in units of the learning rate.
+        The reach, which is the distance x, in units of the learning rate.
     """
     distance = velocity = 0.0
     for _ in range(steps):
@@ -72,14 +73,14 @@ class FedNovaClient(FedProxClient):
 class FedNova(FedProx):
     """Normalised averaging.
 
-    Each client's change of the model is divided by the distance that its SGD steps move, so that a
-    client that makes more steps has no more weight.
+    Each client's change of the model is divided by its ``reach``, the distance that its SGD steps
+    move, so that a client that makes more steps has no more weight.
 
     Source: Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated
     optimization" (NeurIPS 2020), Algorithm 1 and its update rule: w <- w + tau_eff sum_i p_i (w_i -
-    w) / ||a_i||_1. Here w is the model, w_i client i's update, ||a_i||_1 the distance that client
-    i's steps move (``reach``), p_i the client's weight by ``aggregation``, and tau_eff = sum_i p_i
-    ||a_i||_1 (Eq. 5). If all clients take the same steps, it is FedAvg.
+    w) / ||a_i||_1. Here w is the model, w_i client i's update, ||a_i||_1 the client's reach, p_i
+    the client's weight by ``aggregation``, and tau_eff = sum_i p_i ||a_i||_1 (Eq. 5). If all
+    clients take the same steps, it is FedAvg.
 
     Messages are as in FedAvg, the model down and the update up (d parameters each). The answer's
     header has the number of steps that the client took.
@@ -103,10 +104,10 @@ class FedNova(FedProx):
     ) -> Ref:
         """Return the next model, by the aggregation of the normalised updates.
 
-        The normalised update of client i is w + tau_eff (w_i - w) / ||a_i||_1: w is the model that
-        it received, w_i its update, ||a_i||_1 the distance that its steps move (``reach``), and
-        tau_eff the weighted mean over the clients of this distance, or of the count of steps
-        (key ``effective``).
+        The normalised update of client i is w + tau_eff (w_i - w) / ||a_i||_1. Here w is the model
+        that the client received, w_i its update, and ||a_i||_1 its ``reach``. tau_eff is the
+        weighted mean over the clients of their reach, or of their counts of steps (key
+        ``effective``).
 
         Args:
             model: the present model.
@@ -115,15 +116,16 @@ class FedNova(FedProx):
             record: additional fields of the record ``aggregate``.
         """
         assert isinstance(self.params, FedNovaParams)
+        # the proximal term shortens each step, and thereby the reach
         pull = self.params.mu * self.setting.lr_in(self.state.round)
         steps = [entry["contents"]["steps"] for entry in entries]
         reaches = [reach(count, self.setting.momentum, pull) for count in steps]
-        lengths = reaches if self.params.effective == "reach" else steps
+        values = reaches if self.params.effective == "reach" else steps
         weights = self.weights(entries)
-        tau_eff = sum(weight * length for weight, length in zip(weights, lengths, strict=True))
+        tau_eff = sum(weight * value for weight, value in zip(weights, values, strict=True))
         normalised = []
-        for entry, distance in zip(entries, reaches, strict=True):
-            factor = tau_eff / distance if distance else 0.0  # 0: the client made no step
+        for entry, client_reach in zip(entries, reaches, strict=True):
+            factor = tau_eff / client_reach if client_reach else 0.0  # 0: the client made no step
             normalised.append(entry | {"update": self._scale_change(entry, factor)})
         return await super().next_model(model, normalised, slot, **record)
 
