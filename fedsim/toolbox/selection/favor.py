@@ -174,13 +174,12 @@ class FAVOR(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
-        """Return profiled devices with high Q-values, then all devices that are not profiled.
+        """Return the first clients of a round, then the devices that are to be profiled for it.
 
-        Only available devices are returned. A device is profiled if the server knows a model that
-        it has trained. At most ``count`` profiled devices are returned, some of them drawn at
-        random; they join the round. All other devices are profiled first: they train the present
-        model. When they have answered, the server calls ``choose``, which selects clients among
-        them if the round lacks clients.
+        A device is profiled if the server knows a model that it has trained. The first clients are
+        at most ``count`` profiled devices with high Q-values, some of them drawn at random; they
+        join the round. All other available devices are asked for a model. When they have answered,
+        ``choose`` selects further clients among them, if ``count`` is not reached.
 
         Args:
             server: the run's server.
@@ -197,8 +196,8 @@ class FAVOR(Selection):
         # in random order, as some clients are drawn at random
         online = server.clients.sample(server.devices, "select", *ids, among=among)
         profiled = [device for device in online if device in state.local]
-        cohort = self._select_best(server, state, count, profiled)
-        return cohort + self.asked_first(state, online)
+        first_clients = self._select_best(server, state, count, profiled)
+        return first_clients + self.asked_first(state, online)
 
     def _select_best(
         self, server: Server, state: FAVORState, count: int, candidates: list[int]

@@ -284,29 +284,31 @@ class FedCompass(Asynchronous[FedCompassParams]):
     def _steps_of_new_group(self, device: int) -> int:
         """Return the count of local SGD steps of a client that opens a new arrival group.
 
-        The count is such that the fastest client of another open group can join the new group, with
-        ``max_steps`` steps after its present group's latest time. Of several open groups the one
-        that allows the most steps counts, up to ``max_steps``. The count is at least ``min_steps``;
-        it is ``max_steps`` if no open group allows a count up to ``max_steps``.
+        The new group is to arrive together with the fastest client of another open group, when that
+        client answers for the next time. This is at the latest ``max_steps`` of its steps after the
+        latest time of its present group. Groups for which the count would exceed ``max_steps`` are
+        skipped. Of the other groups, the one that gives the largest count is chosen. The count is
+        at least ``min_steps``; it is ``max_steps`` if all groups are skipped.
 
         Args:
             device: ID of the client.
         """
         state = self.state
         params = self.params
-        allowed = list[int]()
+        counts = list[int]()  # of steps until the arrival of each group's fastest client
         for group in state.groups.values():
             if self.server.now >= group.latest:  # about to be aggregated at this instant
                 continue
             members = [*group.clients, *group.arrived]
             fastest_step_s = min(state.step_s[member] for member in members)
-            next_arrival = group.latest + fastest_step_s * params.max_steps
-            steps = self._steps_until(next_arrival, device)
+            # at the group's latest time, if not before, the fastest client is asked again
+            latest_arrival = group.latest + fastest_step_s * params.max_steps
+            steps = self._steps_until(latest_arrival, device)
             if steps <= params.max_steps:
-                allowed.append(steps)
-        if not allowed:
+                counts.append(steps)
+        if not counts:
             return params.max_steps
-        return max([*allowed, params.min_steps])
+        return max([*counts, params.min_steps])
 
     def _open_group(self, duration: float) -> int:
         """Open a group of clients that answer together, and set a timer for its latest time.

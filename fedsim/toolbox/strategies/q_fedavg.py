@@ -87,13 +87,16 @@ def fair_weights(
     if largest == 0.0:
         return np.zeros(len(losses))
     powers = (losses / largest) ** q  # F_k^q / largest^q
-    # q F_k^(q-1) / largest^q. At a loss of 0 this is 1 / largest if q = 1, and 0 if q > 1. For q <
-    # 1 it would be infinite, and 0 is used.
+    # The slope of F_k^q, divided by largest^q, is q F_k^(q-1) / largest^q = q (F_k^q / largest^q) /
+    # F_k. At a loss of 0 it is 1 / largest if q = 1, and 0 if q > 1. For q < 1 it would be infinite,
+    # and 0 is used.
     slope_at_0 = 1.0 / largest if q == 1.0 else 0.0
     slopes = np.full(len(losses), slope_at_0)
     is_positive = losses > 0
     slopes[is_positive] = q * powers[is_positive] / losses[is_positive]
-    h = slopes * (lipschitz * norms) ** 2 + lipschitz * powers  # h_k / largest^q
+    # h_k / largest^q, with ||delta_w_k|| = L ||w_k - w||
+    h = slopes * (lipschitz * norms) ** 2 + lipschitz * powers
+    # the power largest^q is in numerator and denominator, and cancels
     return np.asarray(lipschitz * powers / h.sum())
 
 
