@@ -152,8 +152,8 @@ def _in_sample_space(
     """Prepare the training of the first layer, in which steps change coefficients of the samples.
 
     The kernel W is not computed in each step. It is W = a W_0 + b C + A^T X, where X are the
-    device's samples and A their coefficients, which the steps change. This function computes the
-    products of W_0 and C with the samples.
+    device's samples, [n, inputs], and A their coefficients, [n, outputs], which the steps change.
+    This function computes the products of W_0 and C with the samples.
 
     Args:
         solve: the device's start, samples and batches.
@@ -190,7 +190,7 @@ def _in_sample_space(
         base_products.copy_(torch.mm(base, samples.t()).t())
     is_transposed = outputs > _FEW_OUTPUTS
     shape = (padded_count, outputs) if is_transposed else (_round_up(outputs, 4), padded_count)
-    coefficients = start.new_zeros(shape)  # A
+    coefficients = start.new_zeros(shape)  # A if ``is_transposed``, else A^T; padded
     weight = coefficients.numpy()
     without_rows = weight[:0]
     velocity = np.zeros_like(weight) if descent.momentum else without_rows
@@ -202,8 +202,8 @@ def _in_sample_space(
     def write_kernel() -> None:
         # W = a W_0 + A^T X + b C, with the a and b after the last step. ``start`` is W_0 before
         # these lines, and W after them, in the memory of ``kernel``.
-        transposed = coefficients[:count].t() if is_transposed else coefficients[:outputs, :count]
-        start.addmm_(transposed, samples, beta=shares[0][-1])
+        by_output = coefficients[:count].t() if is_transposed else coefficients[:outputs, :count]
+        start.addmm_(by_output, samples, beta=shares[0][-1])  # ``by_output`` is A^T
         for base, base_shares in zip(bases[1:], shares[1:], strict=True):
             start.add_(base, alpha=base_shares[-1])
 
@@ -481,6 +481,11 @@ class Dense(Solver):
         constants were fitted to the times of 165 trainings of different shapes on one core. The
         choice depends only on the arguments, so that results do not depend on other devices.
 
+        In sample space the first kernel is a W_0 + b C + A^T X. X are the samples, [samples,
+        inputs], and W_0 is the kernel before the training, [outputs, inputs]. Each step changes A,
+        the coefficients of the samples, [samples, outputs]. The term of C, which few strategies
+        have, is not counted.
+
         Args:
             samples: count of the device's samples.
             width: count of samples in a padded batch.
@@ -499,19 +504,25 @@ class Dense(Solver):
         later_cost = later_weights * (3 * width + _LOOP_UPDATE_COST)
         # cost of one step of the first layer, which has no backward pass
         first_cost_in_weight_space = inputs * outputs * (2 * width + _LOOP_UPDATE_COST)
+        # for each number of A the products with the batch in the forward pass, and the update; the
+        # gradient of A is the error, which needs no product
         first_cost_in_sample_space = samples * outputs * (width + _LOOP_UPDATE_COST)
-        # cost before and after the steps in sample space: X X^T, W_0 X^T, and A^T X, by torch
-        sample_space_cost = (
-            _SAMPLE_SPACE_COST + samples * inputs * (samples + 2 * outputs) / _PRODUCT_SPEED
+        # multiplications by torch before and after the steps in sample space
+        sample_products = (
+            samples * inputs * samples  # X X^T, before the steps
+            + outputs * inputs * samples  # W_0 X^T, before the steps
+            + outputs * samples * inputs  # A^T X, after the steps
         )
-        # cost of one step of all layers by torch's matrix products
-        products_cost = _PRODUCT_STEP_COST + self._parameters * (
-            2 * width / _PRODUCT_SPEED + _PRODUCT_UPDATE_COST
-        )
+        sample_space_cost = _SAMPLE_SPACE_COST + sample_products / _PRODUCT_SPEED
+        # Cost of one step of all layers by torch's matrix products: for each weight and sample a
+        # multiplication in the forward pass and in the gradient. The backward pass is not counted,
+        # as the first layer, usually the largest, has none.
+        cost_per_weight = 2 * width / _PRODUCT_SPEED + _PRODUCT_UPDATE_COST
+        products_step_cost = _PRODUCT_STEP_COST + self._parameters * cost_per_weight
         costs: dict[Method, float] = {
             "weight space": steps * (first_cost_in_weight_space + later_cost),
             "sample space": sample_space_cost + steps * (first_cost_in_sample_space + later_cost),
-            "products": samples * inputs * _COPY_COST + steps * products_cost,
+            "products": samples * inputs * _COPY_COST + steps * products_step_cost,
         }
         return min(costs, key=lambda method: costs[method])
 

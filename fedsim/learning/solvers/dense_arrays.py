@@ -50,20 +50,20 @@ class FirstLayer(NamedTuple):
     """First layer of a model in training by compiled loops: its kernel, or coefficients of samples.
 
     In *weight space* SGD steps change the kernel W. In *sample space* W is not stored. It is the
-    sum a W_0 + b C + A^T X. The steps change A, the coefficients of the device's samples X. W_0 is
-    the kernel before the training, and C the part of the gradient that is equal in all steps. The
-    numbers a and b are known for each step before the training.
+    sum a W_0 + b C + A^T X. The steps change A, [n, outputs], the coefficients of the device's
+    samples X, [n, inputs]. W_0 is the kernel before the training, and C the part of the gradient
+    that is equal in all steps. The numbers a and b are known for each step before the training.
 
     Attributes:
         features: [n, c]. In weight space the samples. In sample space the inner products of each
             sample with all samples, with columns of zeros as padding.
-        kernel: W in weight space, A in sample space; [r, c], where r is the count of outputs,
+        kernel: W in weight space, A^T in sample space; [r, c], where r is the count of outputs,
             rounded up to a multiple of four.
         products: in sample space the products of the samples with W_0, and with C if there is a C,
             [1 or 2, n, outputs]; empty in weight space.
         shares: in sample space a, and b if there is a C, before each step and after the last,
             [1 or 2, steps + 1]; empty in weight space.
-        is_transposed: whether ``kernel`` is A^T instead, [c, outputs], as this is faster for many
+        is_transposed: whether ``kernel`` is A instead, [c, outputs], as this is faster for many
             outputs; False in weight space.
     """
 

@@ -141,7 +141,7 @@ def _pass_first_layer(
     """Write the first layer's outputs for a batch, before its ReLU, into ``out``.
 
     The outputs are features[batch] kernel^T + bias. In weight space this is all. In sample space
-    the features are inner products of samples and the kernel is the samples' coefficients A, so
+    the features are inner products of samples, and kernel^T is A, the samples' coefficients, so
     that the products of the batch with a W_0 + b C are added.
 
     Args:
