@@ -88,13 +88,17 @@ class ByTrainer(Reference):
             return Solved(inputs.copied_start(), float("nan"), state=inputs.state or {})
         # a new copy, as a trainer may leave anything on a module, such as hooks
         copied_module = ModuleCopy(self._template)
+        # a check of the module, by plain SGD on other copies: its draws must be repeatable
         self._repeat_first_steps(inputs, descent)
+        # The trainer may draw only from a generator of its own, seeded by ``context.seed``. Draws
+        # from global generators change their states. ``entropy_watched`` finds unseeded generators.
         states_before = global_states(self.device)
         with (
             self.training_context(copied_module, inputs, descent) as (trained, context),
             entropy_watched() as draw_places,
         ):
-            for name, rule in rules(descent, trained).items():  # the rate of a frozen tensor is 0
+            # the trainer gets no gradients of frozen tensors, whose rule has the learning rate 0
+            for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
             outcome = self._call_trainer(copied_module.module, context)
         self._refuse_draws(find_draws(states_before, self.device), draw_places)

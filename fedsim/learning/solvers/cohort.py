@@ -268,16 +268,20 @@ class Cohort(Reference):
             solves: the inputs of the training in each lane (place in the stack).
         """
         module = copied_module.module
-        copied_module.restore()
+        copied_module.restore()  # an earlier use of the copy may have replaced buffers
         losses = LaneLoss(self, copied_module, self._loss_options(kind))
         with ExitStack() as contexts:
-            if kind.contrast is not None:
+            if kind.contrast is not None:  # MOON's term of the loss
+                # The recorder hooks into the module. The hook stays for all steps of the training,
+                # whose loss reads the representations by the current models, and is removed at the
+                # end of the context.
                 representations = Representations(module)
                 contexts.callback(representations.close)
                 with torch.no_grad():
                     losses.contrast = self._contrast_of_lanes(
                         copied_module, representations, solves
                     )
+            # after the contrastive term, whose models are applied in evaluation mode
             module.train()
             yield Stack(losses, copied_module.model_tensors, kind.descent, self)
 
@@ -290,16 +294,18 @@ class Cohort(Reference):
         """Return a function that computes MOON's contrastive term of each sample in a batch.
 
         The term compares representations of a sample (inputs of the last dense layer) by three
-        models: the current one, the received one and the device's previous one.
+        models: the current one, the received one and the device's previous one. The
+        representations by the received and the previous model do not change in the training. They
+        are computed here, once, for all samples.
 
         Args:
-            copied_module: the copy of the module.
+            copied_module: the copy of the module, whose weights are overwritten.
             representations: the recorder of the inputs of the module's last dense layer.
             solves: the trainings of the lanes, all with a contrastive term.
 
         Returns:
-            A function that returns the weighted terms, [b], given the indices [b] of the samples to
-            which the module was applied last.
+            A function that returns the weighted terms, [b], given the indices [b], among the
+            samples of all lanes, of the samples to which the module was applied last.
         """
         contrasts = [solve.contrast for solve in solves if solve.contrast is not None]
 
@@ -307,12 +313,12 @@ class Cohort(Reference):
             self._apply(copied_module, weights, x)  # for the inputs that are recorded on the way
             return representations.take_all()
 
-        by_received = []
+        by_received = []  # of each lane, [n, r]
         by_previous = []
         for solve, contrast in zip(solves, contrasts, strict=True):
             by_received.append(represent(solve.weights, solve.x))
             by_previous.append(represent(contrast.previous, solve.x))
-        received = torch.cat(by_received)
+        received = torch.cat(by_received)  # of the samples of all lanes
         previous = torch.cat(by_previous)
         term = contrasts[0]  # weight and temperature are equal in all lanes
 
