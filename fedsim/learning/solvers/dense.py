@@ -138,7 +138,7 @@ def _in_weight_space(
     samples = np.ascontiguousarray(samples)
     constants = None if constant is None else [constant]
     stacks = _parameter([kernel], constants, descent, kernel.dtype)
-    trained = Parameter(*(stack[0] for stack in stacks))
+    trained = Parameter(*(stack[0] for stack in stacks))  # of stacks of one matrix
     # empty, as only sample space has them
     no_products = kernel[None, :0]
     no_shares = kernel[:0]

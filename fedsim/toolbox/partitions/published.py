@@ -207,7 +207,7 @@ class DittoPartition(Partition):
         """Draw sizes and proportions as Ditto's code does, and deal each published set by them."""
         labels, truth = _neighbouring_classes(dataset, devices, _DITTO_CLASSES)
         legacy = np.random.RandomState(233)  # the generator and the seed of the published split
-        sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0
+        sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0  # n of each device, not rounded
         sizes = dataset.train_size * sizes / sum(sizes)  # they sum to the count of training samples
         draws = legacy.lognormal(1.0, 1.0, labels.shape)
         shares = np.array([device_draws / sum(device_draws) for device_draws in draws])
@@ -416,7 +416,7 @@ class ClassImbalance(Partition):
         owners = []
         pieces = []
         for part, label_counts in zip(parts, counts.T, strict=True):
-            owners.append(np.repeat(np.arange(devices), label_counts))
+            owners.append(np.repeat(np.arange(devices), label_counts))  # device of each sample
             pieces.append(np.resize(part, label_counts.sum()))  # repeats a class that is used up
         device_of_sample = np.concatenate(owners)
         samples = np.concatenate(pieces)
@@ -439,8 +439,8 @@ class ClassImbalance(Partition):
         while not amounts.any():  # a device needs a sample
             amounts = generator.integers(0, self.largest, self.classes_per_device, endpoint=True)
         # the largest amount goes to the majority class, which is first below
-        most = int(amounts.argmax())
-        amounts[0], amounts[most] = amounts[most], amounts[0]
+        largest_index = int(amounts.argmax())
+        amounts[0], amounts[largest_index] = amounts[largest_index], amounts[0]
         counts = np.zeros(classes, dtype=np.int64)
         counts[[major, *minor]] = amounts
         return counts
@@ -451,6 +451,8 @@ def _majority_chances(classes: int) -> Floats:
 
     Class l, counted from 1, has P(l - 0.5 < N(5, 10) < l + 0.5), rescaled to the sum 1.
     """
+    # P(N(5, 10) < x) = (1 + erf((x - 5) / sqrt(2 * 10))) / 2. The classes are bounded by x = 0.5,
+    # 1.5, ..., and the factor 1/2 cancels in the rescaling.
     edges = (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)
     chances = np.diff([math.erf(edge) for edge in edges])
     return np.asarray(chances / chances.sum(), dtype=np.float64)

@@ -190,12 +190,12 @@ class FLANP(BySpeed):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
-        """Return the fastest devices, then all devices that have not reported their durations.
+        """Return the first clients of a round, then the devices that are asked for their durations.
 
-        Only available devices are returned. The fastest devices, as many as the stage has clients
-        but at most ``count``, join the round. The other devices are first asked for their
-        durations. When they have answered, the server calls ``choose``, which adds the fastest of
-        them to the round if the stage lacks clients.
+        The first clients are the fastest available devices of known durations, as many as the stage
+        has clients but at most ``count``; they join the round. All other available devices are
+        asked for their durations. When they have answered, ``choose`` selects the fastest of them
+        if the stage lacks clients.
 
         Args:
             server: the run's server.

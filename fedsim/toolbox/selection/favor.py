@@ -549,13 +549,13 @@ def trained_agent(
     """
     import torch
 
-    agent, older = _tensors(models[:2])
+    agent, older_agent = _tensors(models[:2])
     count = len(chosen)
     states, next_states = torch.split(torch.tensor(np.array(models[2:])), count)  # [count, inputs]
     parameters, *_ = _unpack(agent)
-    older_parameters, *_ = _unpack(older)
+    older_parameters, *_ = _unpack(older_agent)
     parameters.requires_grad_()
-    rows = torch.arange(count)
+    rows = torch.arange(count)  # ``[rows, actions]`` is the Q-value of one action in each state
     with torch.no_grad():
         preferred = q_values(parameters, next_states, hidden, action_count).argmax(1)
         next_values = q_values(older_parameters, next_states, hidden, action_count)[rows, preferred]
@@ -622,7 +622,7 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
     mean = rows.mean(axis=0)
     rank = min(count, len(rows) - 1)
     _, _, right_vectors = np.linalg.svd(rows - mean, full_matrices=False)
-    axes = right_vectors[:rank]  # [rank, d]
+    axes = right_vectors[:rank]  # [rank, d]; centred rows span at most (their count) - 1 axes
     # an SVD leaves the sign of each axis open
     largest_columns = np.abs(axes).argmax(axis=1)
     axes *= np.sign(axes[np.arange(rank), largest_columns])[:, None]

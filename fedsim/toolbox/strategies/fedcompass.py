@@ -44,6 +44,7 @@ class FedCompassParams(AsynchronousParams):
     speed_momentum: float = Field(default=0.9, gt=0.0, le=1.0)
     alpha: float = Field(default=0.9, gt=0.0, le=1.0)
     exponent: float = Field(default=0.5, ge=0.0)
+    # removes the key of the base class: None, its only value, cannot be written in a scenario
     __annotations__["local_epochs"] = Annotated[None, Field(default=None)]
 
     @model_validator(mode="after")
@@ -62,6 +63,7 @@ class FedCompassParams(AsynchronousParams):
     def updates_of_round(self) -> float:
         # A client can join a group only if its count of steps is within the bounds. The estimate is
         # that half of the clients that can join do so.
+        # of the clients other than the one that opens the group
         joining = (self.concurrency - 1) * (1 - self.min_steps / self.max_steps)
         return 1 + joining / 2
 
@@ -366,6 +368,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
             else:
                 group.arrived.append(device)
                 group.updates.append(update)
+        # without clients to wait for, the group is aggregated before its latest time
         if index is not None and group is not None and not group.clients:
             self.server.cancel_timer(f"group/{index}")
             await self._aggregate_group(index)

@@ -144,6 +144,7 @@ class QFedAvg(FedAvg[QFedAvgParams]):
             await models.note_skipped([report.ref for report in reports])
             await models.note_skipped(updates)
             return [1.0 / len(received)] * len(received)
+        # a report is an array of one loss
         losses = np.array([loss[0] for loss in await models.numbers(reports)])
         norms = await self._norms_of_changes(updates)
         is_finite = np.isfinite(losses) & np.isfinite(norms)
@@ -157,6 +158,7 @@ class QFedAvg(FedAvg[QFedAvgParams]):
         return factors
 
     async def _norms_of_changes(self, updates: Sequence[Ref]) -> NDArray[np.float64]:
+        """Return ||w_k - w|| of each update w_k, float64 [K]; w is the present model."""
         trained = await self.server.models.values(updates)
         start = (await self.server.models.value(self.state.model)).astype(np.float64)
         return np.array([np.linalg.norm(weights - start) for weights in trained])
