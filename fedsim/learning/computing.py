@@ -447,9 +447,9 @@ class ModelComputing:
         """
         models = self._filter_finite(ref, [model for model, _ in recipe.parts])
         coefficients = coefficients_of(recipe, [model.finite for model, _ in recipe.parts])
-        if coefficients is None:
+        if coefficients is None:  # no model is finite, or the coefficients cannot be rescaled
             return self.substitute(recipe.otherwise)
-        if not models:
+        if not models:  # the mix has no models at all
             return self.nothing()
         if _are_resident(models):
             return self._add_up(models, coefficients)

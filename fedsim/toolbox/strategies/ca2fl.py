@@ -113,7 +113,7 @@ class CA2FL(Asynchronous[CA2FLParams]):
         for update in buffer:
             cached = state.cache.get(update.device, zero)
             difference = [(update.update, 1.0), (update.base, -1.0)]
-            # ``otherwise`` is the result if the update is not finite
+            # if the update is not finite, it counts with the device's change before it
             change = models.mix(difference, otherwise=newest.get(update.device, cached))
             parts.append((change, update.weight))
             parts.append((cached, -update.weight))

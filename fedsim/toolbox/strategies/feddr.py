@@ -102,7 +102,8 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         old_z = self._point(device, "z")
         parts = [(old_z, 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
         device.state["z"] = device.mix(parts, otherwise=old_z)
-        # the weight 0: x and y are stored only if both are finite
+        # The other point has the weight 0, and changes no value. With it, a point is stored only if
+        # both are finite, as ``otherwise`` is the result if a model of the sum is not finite.
         device.state["x"] = device.mix([(x, 1.0), (y, 0.0)], otherwise=old_x)
         device.state["y"] = device.mix([(y, 1.0), (x, 0.0)], otherwise=old_y)
 
