@@ -60,7 +60,7 @@ def draw_membership(run: RunFolder) -> Figure:
         NothingToDrawError: no device is ever in a group.
     """
     history = History(run)
-    if history.moves.empty or not history.end:
+    if history.assignments.empty or not history.end:
         raise style.NothingToDrawError(
             f"{str(run.path)!r} never puts a device into a group, so there is no membership to draw"
         )

@@ -63,7 +63,7 @@ def measure_members(series: Series) -> Members:
     """
     attempts = attempts_of(series.runs[0])
     history = attempts.history
-    if history.moves.empty or not history.end:
+    if history.assignments.empty or not history.end:
         raise style.NothingToDrawError(
             f"{strategy_of(series)} never puts a device into a group, so there are no members"
         )

@@ -28,6 +28,7 @@ from fedsim.analysis.paper.sheet import (
 from fedsim.analysis.series import Series
 from fedsim.common.arrays import Floats, Ints
 from fedsim.lab.reading.attempts import Attempts
+from fedsim.lab.reading.history import NO_GROUP
 from fedsim.records.reading import RunFolder
 
 MOST_LINES = 4
@@ -125,7 +126,8 @@ def event_times(attempts: Attempts) -> dict[str, Floats]:
     """Return the times (s) of a run's events by kind (``EVENTS``), ascending.
 
     A move is a device's change from one group to another, unless its whole group was split. The
-    time of a pre-training is its start.
+    first assignment of a device to a group is no move, and counts as ``joined``. The time of a
+    pre-training is its start.
     """
     history = attempts.history
     times: dict[str, list[float]] = {kind: [] for kind in EVENTS}
@@ -134,8 +136,9 @@ def event_times(attempts: Attempts) -> dict[str, Floats]:
             times[mark.kind].append(mark.time)
     migrations = history.migrations
     times["move"] = migrations.loc[migrations["why"] != "split", "time"].tolist()
-    first_assignments = history.moves.drop_duplicates("device")
-    has_group = first_assignments["group"] >= 0
+    first_assignments = history.assignments.drop_duplicates("device")
+    # CFL records the removal of a device from a split cluster as an assignment to no group
+    has_group = first_assignments["group"] != NO_GROUP
     times["joined"] = first_assignments.loc[has_group, "time"].tolist()
     for attempt in attempts.all:
         if attempt.is_preparation:
@@ -156,7 +159,7 @@ def measure_migration(series: Series) -> MigrationLine:
     """
     runs = [*map(attempts_of, series.runs)]
     for attempts in runs:
-        if attempts.history.moves.empty:
+        if attempts.history.assignments.empty:
             raise style.NothingToDrawError(
                 f"{strategy_of(series)} never puts a device into a group, so nobody migrates"
             )
@@ -197,7 +200,7 @@ def _count_members(attempts: Attempts, times: Floats) -> dict[str, Floats]:
     history = attempts.history
     stays = history.stays
     counts = {}
-    grouped = stays[stays["group"] >= 0]
+    grouped = stays[stays["group"] != NO_GROUP]
     for name, spans in (("present", stays), ("grouped", grouped)):
         starts = np.sort(spans["start"].to_numpy(float))
         started = np.searchsorted(starts, times, side="right")

@@ -73,16 +73,15 @@ def test_who_is_where_at_any_time(grouped: RunFolder, lived: Lived) -> None:
         for event in run.events:
             ended += event["kind"] == "round"
             periods += [ended] if event["kind"] == "assign" else []
-        assert membership.moves["period"].tolist() == periods
+        assert membership.assignments["period"].tolist() == periods
 
 
 def test_rows_are_in_order(grouped: RunFolder, membership: History) -> None:
     order = membership.order()
     assert sorted(order.tolist()) == sorted(membership.final.index)
     groups = membership.final[order].replace(NO_GROUP, 99).to_numpy()
-    first = (
-        membership.moves.groupby("device")["time"].min().reindex(order).fillna(np.inf).to_numpy()
-    )
+    times = membership.assignments.groupby("device")["time"]
+    first = times.min().reindex(order).fillna(np.inf).to_numpy()
     keys = list(zip(groups, first, order, strict=True))
     assert keys == sorted(keys)
     assert NO_GROUP in membership.final.to_numpy()

@@ -208,7 +208,7 @@ class History:
         return acts.loc[acts["kind"] == kind, ["device", "start", "end"]].astype({"device": int})
 
     @cached_property
-    def moves(self) -> pd.DataFrame:
+    def assignments(self) -> pd.DataFrame:
         """DataFrame of the assignments of devices to groups, in the order of the records.
 
         Columns are ``time`` (s), ``device``, ``period`` (count of rounds ended before), the new
@@ -217,19 +217,21 @@ class History:
         """
         rows = self.of("assign")
         data = [parse_data(text) for text in rows["data"]]
-        moves = rows[["time", "device", "period", "group"]].reset_index(drop=True)
-        moves["before"] = pd.Series([entry["before"] for entry in data], dtype=float)
-        moves["why"] = pd.Series([str(entry["why"]) for entry in data], dtype=str)
-        moves = moves.fillna({"group": NO_GROUP, "before": NO_GROUP})
-        return moves.astype({"device": int, "group": int, "before": int})
+        assignments = rows[["time", "device", "period", "group"]].reset_index(drop=True)
+        assignments["before"] = pd.Series([entry["before"] for entry in data], dtype=float)
+        assignments["why"] = pd.Series([str(entry["why"]) for entry in data], dtype=str)
+        assignments = assignments.fillna({"group": NO_GROUP, "before": NO_GROUP})
+        return assignments.astype({"device": int, "group": int, "before": int})
 
     @property
     def migrations(self) -> pd.DataFrame:
         """DataFrame of the assignments that moved a device from one group to another.
 
-        It has the rows of ``moves`` with both a new and a previous group.
+        It has the rows of ``assignments`` with both a new and a previous group.
         """
-        return self.moves[(self.moves["before"] != NO_GROUP) & (self.moves["group"] != NO_GROUP)]
+        had_group = self.assignments["before"] != NO_GROUP
+        has_group = self.assignments["group"] != NO_GROUP
+        return self.assignments[had_group & has_group]
 
     @cached_property
     def marks(self) -> pd.DataFrame:
@@ -267,7 +269,8 @@ class History:
         arrivals = pd.DataFrame(
             {"device": population.index, "time": population["arrival"], "group": NO_GROUP}
         )
-        rows = pd.concat([arrivals, self.moves[["device", "time", "group"]]], ignore_index=True)
+        assignments = self.assignments[["device", "time", "group"]]
+        rows = pd.concat([arrivals, assignments], ignore_index=True)
         # device by device, from the arrival on, in the order of the records
         rows = rows.sort_values("device", kind="stable").rename(columns={"time": "start"})
         departure = rows["device"].map(population["departure"]).clip(upper=self.end)
@@ -278,7 +281,8 @@ class History:
     @property
     def groups(self) -> list[int]:
         """IDs, ascending, of the groups to which at least one device was ever assigned."""
-        return sorted(int(group) for group in self.moves["group"].unique() if group != NO_GROUP)
+        groups = self.assignments["group"].unique()
+        return sorted(int(group) for group in groups if group != NO_GROUP)
 
     @property
     def final(self) -> "pd.Series[int]":
@@ -303,7 +307,7 @@ class History:
         assignment to any group. Devices without a group are last.
         """
         final = self.final
-        first_time = self.moves.groupby("device")["time"].min().reindex(final.index)
+        first_time = self.assignments.groupby("device")["time"].min().reindex(final.index)
         group_rank = final.where(final != NO_GROUP, final.max() + 1)
         # lexsort sorts by its last key first
         order = np.lexsort((final.index, first_time.fillna(np.inf), group_rank))
