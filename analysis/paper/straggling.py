@@ -139,15 +139,18 @@ def measure_straggling(series: Series) -> StragglingLine:
             f"{strategy_of(series)} has no server that selects clients, so none can be late"
         )
     counts = [*map(_count_outcomes, runs)]
-    totals = []  # of the runs that have clients
+    totals = []  # counts of clients by outcome over all rounds, of the runs that have clients
     stopped = 0
     for by_round in counts:
         total: Counter[str] = sum(by_round.values(), Counter())
-        stopped += total.pop("stopped", 0)
+        # the run's end cut these clients off, so that they have no share
+        stopped_of_run = total.pop("stopped", 0)
+        stopped += stopped_of_run
         if total:
             totals.append(total)
     if not totals:
         raise style.NothingToDrawError(f"no client of {series.name} ended its work in a round")
+    # each point has the clients of several consecutive rounds if there are too many rounds to draw
     rounds = min(len(run.activities.rounds) for run in runs)
     pooled = style.thinning_step(rounds, _MOST_POINTS)
     points = []
@@ -155,10 +158,12 @@ def measure_straggling(series: Series) -> StragglingLine:
         point = _point(counts, first, stop - 1)
         if point is not None:
             points.append(point)
+    # an asynchronous server does not open rounds: it has no records of their begins
+    has_opened_rounds = any(run.openings for run in runs)
     return StragglingLine(
         name=series.name,
         seeds=len(runs),
-        counts_versions=not any(run.openings for run in runs),
+        counts_versions=not has_opened_rounds,
         pooled=pooled,
         points=tuple(points),
         clients=sum(map(Counter.total, totals)),
@@ -200,7 +205,7 @@ def _point(
         total: Counter[str] = Counter()
         for number in range(first, last + 1):
             total += by_round.get(number, Counter())
-        total.pop("stopped", None)
+        total.pop("stopped", None)  # cut off by the run's end: not counted
         if total:
             totals.append(total)
     if not totals:

@@ -279,17 +279,27 @@ def _waited_share(waits: Sequence[RoundWait]) -> float:
 
 
 def _point(seeds: Sequence[Sequence[RoundWait]]) -> WaitingPoint:
-    """Return the mean times of a few rounds, from the rounds of each seed."""
+    """Return the mean times of a few consecutive rounds, to draw them as one point.
+
+    The times are those at which half of a round's clients were done (``half_s``), all clients but
+    the slowest (``others_s``), and the slowest (``end_s``).
+
+    Args:
+        seeds: for each seed, its waits in these rounds. Seeds are aligned by position: a seed in
+            which a round had no clients has a later round in its place, and the point is named
+            after the rounds of the first seed.
+    """
+    first_seed = seeds[0]
     waited = {}
-    for outcome in COUNTED:
+    for outcome in COUNTED:  # all but ``stopped``, of clients that the run's end cut off
         means = []
         for waits in seeds:
             times = [wait.waited_s if wait.outcome == outcome else 0.0 for wait in waits]
             means.append(float(np.mean(times)))
         waited[str(outcome)] = Spread.of(means)
     return WaitingPoint(
-        first=seeds[0][0].round,
-        last=seeds[0][-1].round,
+        first=first_seed[0].round,
+        last=first_seed[-1].round,
         half_s=_mean(seeds, "half_s"),
         others_s=_mean(seeds, "others_s"),
         end_s=_mean(seeds, "end_s"),
