@@ -1,6 +1,6 @@
 """Tables of a comparison: means of variants or runs, intervals over seeds, and ratios of costs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -66,9 +66,9 @@ class Comparison:
         accuracies = [target for target in all_targets if target.metric == "accuracy"]
         self._requested = [target for target in all_targets if target in requested]
         # costs until targets of other metrics, for the short table
-        self._costs_to_metrics: list[measures.Measure | None] = []
+        self._costs_to_metrics: list[measures.Measure] = []
         for target in all_targets[len(accuracies) :]:  # accuracies are first
-            self._costs_to_metrics += [measures.goal_of(goal, target) for goal in TARGETED]
+            self._costs_to_metrics += _goal_measures(TARGETED, target)
         # measures with a column in the tables
         self._measures = [*measures.measures(all_targets), *metrics]
         if lines.budget:
@@ -258,23 +258,23 @@ class Comparison:
         Args:
             answers: the results of the comparison, which name the targets that were used.
         """
+        # the user's targets; else the targets that the answers use; else none
         targets: list[Target | None] = [*self._requested]
         if not targets:
             answered = [answer.target for answer in answers]
             targets += [target for target in self._targets if target in answered]
         if not targets:
-            targets = [None]
-        goals: list[measures.Measure | None] = []
+            targets = [None]  # goals such as ``battery`` have a measure even without a target
+        goals: list[measures.Measure] = []
         for target in targets:
-            for goal in (self.lines.goal, *TARGETED):
-                measure = measures.goal_of(goal, target)  # None: a cost to a target without target
-                if measure not in (None, measures.FINAL):
-                    goals.append(measure)
+            goals += _goal_measures((self.lines.goal, *TARGETED), target)
+        # the final accuracy is in every table, and does not replace the costs
+        goals = [measure for measure in goals if measure != measures.FINAL]
         if not goals:
-            goals = [measures.TIME, measures.TRAFFIC]
-        selection = [measures.FINAL, *self._finals, *goals, *self._costs_to_metrics]
-        distinct_measures = dict.fromkeys([*selection, measures.WASTED_COMPUTE])
-        return [measure for measure in distinct_measures if measure is not None]
+            goals = [measures.TIME, measures.TRAFFIC]  # of whole runs
+        accuracies = [measures.FINAL, *self._finals]  # ``_finals``: of other metrics
+        selection = [*accuracies, *goals, *self._costs_to_metrics, measures.WASTED_COMPUTE]
+        return [*dict.fromkeys(selection)]  # without repetitions
 
     def answers(self) -> list[WorldAnswer]:
         """Return for each world which line (variant or run) is the best, and what it costs.
@@ -529,6 +529,15 @@ class Comparison:
         costs, baseline_costs = zip(*pairs.values(), strict=True)
         ratio = ratio_of(costs, baseline_costs)
         return None if ratio is None else ratio.mean
+
+
+def _goal_measures(goals: Iterable[str], target: Target | None) -> list[measures.Measure]:
+    """Return the measures of goals, such as ``time`` to the target.
+
+    Goals that need a target are left out if ``target`` is None.
+    """
+    candidates = [measures.goal_of(goal, target) for goal in goals]
+    return [measure for measure in candidates if measure is not None]
 
 
 def _mean_difference(pairs: Pairs) -> Estimate:
