@@ -531,17 +531,21 @@ def schema(file: Literal["scenario", "study"]) -> JsonSchemaValue:
     """
     file_schema = _FILES[file].model_json_schema()
     if file == "study":
-        file_schema = _loosen(file_schema)
+        file_schema = _loosen(file_schema)  # no key is required, keys may have dots
         file_schema["required"] = ["base"]
-    for table in (file_schema, file_schema["$defs"].get("StudyPart", file_schema)):
+    # ``$ref`` looks for definitions at the outermost level, not below ``anyOf``
+    definitions = file_schema.pop("$defs")
+    tables_with_extends = [file_schema]
+    if file == "study":
+        tables_with_extends.append(definitions["StudyPart"])
+    for table in tables_with_extends:
         table["properties"]["extends"] = {
             "type": "string",
             "description": "the file that this one changes; for a part, a part",
         }
-    draft = "https://json-schema.org/draft/2020-12/schema"
     return {
-        "$schema": draft,
-        "$defs": file_schema.pop("$defs"),
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$defs": definitions,
         "anyOf": [file_schema, {"required": ["extends"]}],
     }
 
