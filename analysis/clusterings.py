@@ -233,9 +233,12 @@ def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) ->
 
 
 def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
-    """Draw the matrices of clusterings on one colour scale, safe for the colour-blind.
+    """Draw the matrices of clusterings on one colour scale, devices ordered by group.
 
-    The scale of similarities has white at 0, and the scale of distances begins at 0.
+    Args:
+        part: the empty part of the figure.
+        selection: the clusterings; they have matrices, either all of similarities or all of
+            distances.
     """
     panels = _make_panels(part, len(selection))
     orders = [np.argsort(clustering.groups, kind="stable") for clustering in selection]
@@ -243,30 +246,46 @@ def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
     for clustering, order in zip(selection, orders, strict=True):
         matrices.append(_ordered_matrix(clustering, order))
     values = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
-    most = float(np.abs(values).max(initial=0.0))
-    if not most:
-        most = 1.0
-    least = 0.0
-    colour_map = "cividis"
-    measure = "distance"
-    if selection[0].has_similarities:
-        least = -most
-        colour_map = "RdBu_r"
-        measure = "similarity"
-    # the diagonal is NaN, drawn in the colour "bad"
-    colours = matplotlib.colormaps[colour_map].with_extremes(bad="#BBBBBB")
-    look: palette.Look = {"cmap": colours, "vmin": least, "vmax": most, "gid": "matrix"}
+    has_similarities = selection[0].has_similarities
+    scale = _colour_scale(values, has_similarities=has_similarities)
+    # there may be more panels than clusterings: the last ones are blank
     for panel, clustering, order, matrix in zip(panels, selection, orders, matrices, strict=False):
         interpolation = "nearest" if len(matrix) <= 400 else "antialiased"
-        image = panel.imshow(matrix, interpolation=interpolation, **look)
+        image = panel.imshow(matrix, interpolation=interpolation, gid="matrix", **scale)
         groups = clustering.groups[order]
         _mark_groups(panel, groups)
         _name_devices(panel, clustering.devices[order])
         panel.set_title(f"{clustering.title}\n{_means_in_words(groups, matrix)}", fontsize=11)
     bar = part.colorbar(image, ax=panels, shrink=0.75, aspect=30, pad=0.02)
-    top = float(values.max(initial=0.0))
-    bar.ax.set_ylim(float(values.min(initial=0.0)), top if top else 1.0)
+    # The bar shows 0 and the values that occur. The scale itself also has colours for the negative
+    # of each similarity, which may not occur.
+    lowest = float(values.min(initial=0.0))
+    highest = float(values.max(initial=0.0))
+    bar.ax.set_ylim(lowest, highest if highest else 1.0)
+    measure = "similarity" if has_similarities else "distance"
     bar.set_label(f"{measure} of two devices ({selection[0].measure})")
+
+
+def _colour_scale(values: Floats, *, has_similarities: bool) -> palette.Look:
+    """Return colours and limits for matrices, safe for the colour-blind, as options of ``imshow``.
+
+    Similarities go from blue (negative) through white (0) to red. Distances begin at 0.
+
+    Args:
+        values: all finite values of the matrices; float64 [n].
+        has_similarities: whether they are similarities instead of distances.
+    """
+    greatest = float(np.abs(values).max(initial=0.0))
+    if not greatest:
+        greatest = 1.0  # the two limits have to differ
+    least = 0.0
+    colour_map = "cividis"
+    if has_similarities:
+        least = -greatest  # so that 0, in the middle, is white
+        colour_map = "RdBu_r"
+    # the diagonals of the matrices are NaN, drawn in the colour "bad"
+    colours = matplotlib.colormaps[colour_map].with_extremes(bad="#BBBBBB")
+    return {"cmap": colours, "vmin": least, "vmax": greatest}
 
 
 def _ordered_matrix(clustering: Clustering, order: Ints) -> Floats:
