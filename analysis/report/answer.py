@@ -303,19 +303,18 @@ def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) ->
         title += ", a reference"
     if line.line_index == ranking.baseline:
         title += ", the baseline"
-    has_all_seeds = len(line.values) == line.run_count
-    figure = f"{len(line.values)} of {line.run_count}"
-    if has_all_seeds:
-        figure = ranking.show(line.mean.mean)
-    if ranking.is_sure and line is ranking.ranked[0]:
-        figure = el("strong", figure)
-    most = min(axis.high, ranking.measure.most)
-    is_ranked = has_all_seeds and not line.reference
+    if line.is_complete:
+        mean = line.mean.mean  # ``line.mean`` also has the interval
+        figure = ranking.show(mean)
+    else:
+        figure = f"{len(line.values)} of {line.run_count}"
+    is_significantly_best = ranking.is_sure and line is ranking.ranked[0]
+    is_ranked = line.is_complete and not line.reference
     return el(
         "tr",
         el("th", plain(line.name, 40), scope="row", class_="text", title=plain(title, 200)),
-        el("td", figure),
-        el("td", _draw_dots(line, axis, most, colour), class_="dots"),
+        el("td", el("strong", figure) if is_significantly_best else figure),
+        el("td", _draw_dots(line, axis, colour), class_="dots"),
         class_=None if is_ranked else "soft",
     )
 
@@ -323,7 +322,8 @@ def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) ->
 def _choose_axis(lines: Sequence[RankedLine], ranking: Ranking) -> Axis:
     """Return an axis on which a ranking is drawn, so that it has the values of all runs.
 
-    It is logarithmic if costs are far apart.
+    It is logarithmic if costs are far apart. It never goes beyond the values that the measure can
+    have.
     """
     values: list[float] = []
     for line in lines:
@@ -341,13 +341,13 @@ def _choose_axis(lines: Sequence[RankedLine], ranking: Ranking) -> Axis:
     return Axis(0.0, most * 1.08, is_log=False)
 
 
-def _draw_dots(line: RankedLine, axis: Axis, most: float, colour: str) -> Markup:
+def _draw_dots(line: RankedLine, axis: Axis, colour: str) -> Markup:
     """Draw a dot at the mean, a small tick per seed, and a line for the interval.
 
-    The interval ends at ``most``, with an arrow if it exceeds the axis.
+    If the interval exceeds the axis, it ends at the edge of the drawing, with an arrow there. If a
+    run of the line has no value, only the ticks of the other seeds are drawn.
     """
     mean = line.mean
-    has_all_seeds = len(line.values) == line.run_count
 
     def stroke(from_value: float, to_value: float, look: str, *, y1: int, y2: int) -> Markup:
         x1 = round(_DOTS_WIDTH * axis.clipped_share(from_value), 1)
@@ -358,16 +358,16 @@ def _draw_dots(line: RankedLine, axis: Axis, most: float, colour: str) -> Markup
         return el("polyline", points=points, stroke=colour, fill="none", class_="beyond")
 
     parts = []
-    if has_all_seeds and mean.pairs > 1:
-        parts.append(stroke(max(0.0, mean.low), min(mean.high, most), "interval", y1=10, y2=10))
+    if line.is_complete and mean.pairs > 1:
+        parts.append(stroke(mean.low, mean.high, "interval", y1=10, y2=10))
         if mean.low < axis.low:
             parts.append(arrowhead("12,4 0,10 12,16"))  # at the left edge
-        if mean.high > most:
+        if mean.high > axis.high:
             parts.append(arrowhead("988,4 1000,10 988,16"))  # at the right edge
-    if mean.pairs > 1 or not has_all_seeds:
+    if mean.pairs > 1 or not line.is_complete:
         for value in line.values.values():
             parts.append(stroke(value, value, "seed", y1=6, y2=14))
-    if has_all_seeds:
+    if line.is_complete:
         # a line of no length with round caps is a dot, which stays round when the drawing is
         # widened
         parts.append(stroke(mean.mean, mean.mean, "dot", y1=10, y2=10))

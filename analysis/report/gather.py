@@ -44,7 +44,7 @@ class Subject:
         comparison: comparison of the lines.
         names: names of the lines.
         order: indices of the lines, the best first; unranked lines follow in their order.
-        runs: runs of all lines.
+        runs: finished runs of all lines.
         detailed: runs that the page shows in detail: the first run of each line, the best line
             first, then the second run of each line, and so on.
         title: title of the report.
@@ -101,23 +101,31 @@ def gather(paths: Sequence[str | Path]) -> Subject:
         NothingDoneError: no run of a study is done.
         RunFolderError: a folder is neither a run nor a study, or is damaged.
     """
-    lines = read_lines(paths).begun()
-    runs: list[RunFolder] = []
-    for line in lines.lines:
-        runs += line.runs
-    if not runs:
+    compared = read_lines(paths).begun()  # a run that has begun may still be unfinished
+    finished_runs: list[RunFolder] = []
+    for line in compared.lines:
+        finished_runs += line.runs
+    if not finished_runs:
         folder_names = ", ".join(repr(str(path)) for path in paths)
         raise NothingDoneError(
             f"{folder_names} has no run yet that is done, so there is nothing to report"
         )
-    comparison = Comparison(lines)
+    comparison = Comparison(compared)
     order = _order_lines(comparison)
-    names = tuple(plain(name, 60) for name in cell_names(lines))
-    detailed = _choose_runs(lines.lines, names, order)
+    names = tuple(plain(name, 60) for name in cell_names(compared))
+    detailed = _choose_runs(compared.lines, names, order)
     studies = [Path(path) for path in paths if is_study(Path(path))]
-    heading = title(studies, runs)
+    heading = title(studies, finished_runs)
     about = " ".join(plain(read_index(path).about, 2000) for path in studies)
-    return Subject(comparison, names, order, tuple(runs), detailed, heading, about)
+    return Subject(
+        comparison=comparison,
+        names=names,
+        order=order,
+        runs=tuple(finished_runs),
+        detailed=detailed,
+        title=heading,
+        about=about,
+    )
 
 
 def _order_lines(comparison: Comparison) -> tuple[int, ...]:
