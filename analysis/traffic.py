@@ -165,9 +165,11 @@ def _plot_over_time(
 ) -> None:
     """Draw stacked areas of bytes over time: the useful bytes of each kind, then wasted bytes."""
     end = float(parts["end"].max())
-    time = style.unit_for(end, style.TIMES)
-    size = style.unit_for(float(parts["bytes"].sum()), style.BYTES)
+    time_unit = style.unit_for(end, style.TIMES)
+    byte_unit = style.unit_for(float(parts["bytes"].sum()), style.BYTES)
     moments = np.linspace(0.0, end, _POINTS)
+    x = moments / time_unit.size
+    # dict from (direction, purpose) to the rows of the useful bytes of this kind
     useful = dict([*parts[~parts["wasted"]].groupby(["direction", "purpose"])])
     layers: list[tuple[pd.DataFrame, palette.Look]] = []
     for kind, colour in colours.items():
@@ -176,18 +178,19 @@ def _plot_over_time(
     layers.append((parts[parts["wasted"]], _WASTED))
     base = np.zeros_like(moments)
     for layer, look in layers:
-        total = layer.groupby("end")["bytes"].sum().cumsum()
+        total = layer.groupby("end")["bytes"].sum().cumsum()  # at each end of a message
+        # at each moment the total at the last end before it; 0 before the first end
         at_moments = total.reindex(moments, method="ffill", fill_value=0.0)
-        top = base + at_moments.to_numpy() / size.size
-        panel.fill_between(moments / time.size, base, top, **look)
+        top = base + at_moments.to_numpy() / byte_unit.size
+        panel.fill_between(x, base, top, **look)
         base = top
-    panel.plot(moments / time.size, base, color=palette.BLACK, linewidth=1.2)
+    panel.plot(x, base, color=palette.BLACK, linewidth=1.2)
     panel.set(
-        xlabel=style.time_label([run], time.name),
-        ylabel=f"moved so far ({size.name})",
+        xlabel=style.time_label([run], time_unit.name),
+        ylabel=f"moved so far ({byte_unit.name})",
         title="over time",
     )
-    axis_end = end / time.size
+    axis_end = end / time_unit.size
     if not axis_end:  # transfers may take no time
         axis_end = 1.0
     panel.set(xlim=(0, axis_end), ylim=(0, None))
