@@ -328,11 +328,11 @@ class _WeightRule:
         """
         kind = self._aggregation["kind"]
         count = len(aggregate.tasks)
-        expected = math.nan
+        expected = math.nan  # not recorded
         if kind in _BY_DISTANCE:
-            tolerated = self._malicious_limit(count)
-            if tolerated < self._aggregation["malicious"]:
-                expected = tolerated
+            malicious_limit = self._malicious_limit(count)
+            if malicious_limit < self._aggregation["malicious"]:
+                expected = malicious_limit
         elif kind in ("median", "trimmed-mean") and count <= 2:
             expected = 0
         if np.array_equal(aggregate.tolerated, expected, equal_nan=True):
@@ -352,17 +352,19 @@ class _WeightRule:
             aggregate: the record of the aggregation.
             weights: its recorded weights; float64 [updates].
         """
+        # only the record of an aggregation of too few updates states how many it tolerates
+        had_too_few_updates = not math.isnan(aggregate.tolerated)
+        if had_too_few_updates:
+            return "too few updates weigh something" if weights.any() else None
         kind = self._aggregation["kind"]
         count = len(weights)
-        if not math.isnan(aggregate.tolerated):
-            return "too few updates weigh something" if weights.any() else None
-        tolerated = self._malicious_limit(count)
+        malicious_limit = self._malicious_limit(count)
         if kind == "krum":
             expected = 1
         elif kind == "multi-krum":
-            expected = count - tolerated
-        else:
-            expected = count - 2 * tolerated
+            expected = count - malicious_limit
+        else:  # Bulyan
+            expected = count - 2 * malicious_limit
         positive = weights[weights > 0]
         chosen = len(positive)
         if not self._all_finite:  # updates with non-finite values are never chosen
@@ -483,8 +485,9 @@ def _count_samples(evidence: Evidence) -> dict[int, float]:
     events = evidence.events
     trainings = evidence.trainings
     device = trainings["device"]
-    drift = evidence.run.scenario.get("drift", {"kind": "rotation"})["kind"]  # no drift: no shifts
-    changes_sizes = drift not in _SAME_SIZES
+    # a scenario without drift has no shifts, which change no sizes either
+    drift = evidence.run.scenario.get("drift", {"kind": "rotation"})
+    changes_sizes = drift["kind"] not in _SAME_SIZES
     shifts = events[(events["kind"] == "shift") & changes_sizes]
     last_shift = shifts.groupby("device")["time"].last()
     has_changed = last_shift.reindex(device).to_numpy() >= trainings["start"].to_numpy()

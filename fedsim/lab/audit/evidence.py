@@ -136,27 +136,31 @@ class Evidence:
         Raises:
             RunFolderError: the data of a record cannot be parsed.
         """
-        # equal texts are parsed once: ``texts`` has distinct texts, and the index of each record's
+        rows = np.flatnonzero(mask)  # rows of the records in ``events``
         column = self._texts.filter(pa.array(mask)).fill_null("{}")
-        texts = column.combine_chunks().dictionary_encode()
-        codes = texts.indices.to_numpy()
-        rows = np.flatnonzero(mask)
-        cells = []
-        for code, text in enumerate(texts.dictionary.to_pylist()):
+        # each distinct text is parsed only once
+        encoded = column.combine_chunks().dictionary_encode()
+        distinct_texts = encoded.dictionary.to_pylist()
+        text_of_record = encoded.indices.to_numpy()  # index in ``distinct_texts``; int32 [records]
+        cells = []  # of each distinct text
+        for index, text in enumerate(distinct_texts):
             try:
                 data = json.loads(text)
                 if not isinstance(data, dict):
                     raise TypeError(f"{data!r} is no table")
                 cells.append(reader.cells(data))
             except _PARSING_ERRORS as error:
-                row = rows[codes.tolist().index(code)]  # the first record with this text
+                first_record = text_of_record.tolist().index(index)
+                row = rows[first_record]
                 reason = f"{type(error).__name__}: {error}"
                 raise RunFolderError(
                     f"{files.EVENTS} of {str(self.run.path)!r} is damaged: record {row} ({kind}) "
                     f"has wrong data ({reason})"
                 ) from None
-        distinct = pd.DataFrame.from_records(cells, columns=[*reader.columns])
-        return distinct.astype(reader.columns).take(codes).set_axis(rows)
+        by_text = pd.DataFrame.from_records(cells, columns=[*reader.columns])
+        # from a row for each distinct text to a row for each record
+        by_record = by_text.astype(reader.columns).take(text_of_record)
+        return by_record.set_axis(rows)
 
     @cached_property
     def _texts(self) -> pa.ChunkedArray:
@@ -311,15 +315,17 @@ class Evidence:
         column = self.run.table(files.TRANSFERS, ["payloads"])["payloads"]
         encoded = column.combine_chunks().dictionary_encode()
         try:
-            texts = encoded.dictionary.to_pylist()
-            indices = [self.payloads.intern(json.loads(text)) for text in texts]
+            distinct_texts = encoded.dictionary.to_pylist()
+            # index of each text's payloads in ``self.payloads.lists``
+            indices = [self.payloads.intern(json.loads(text)) for text in distinct_texts]
             if column.null_count:
                 raise ValueError("a message has no payloads")
         except (TypeError, ValueError, RecursionError) as error:
             raise RunFolderError(
                 f"{files.TRANSFERS} of {str(self.run.path)!r} is damaged: {error}"
             ) from None
-        frame["payloads"] = np.array(indices, dtype=np.int64)[encoded.indices.to_numpy()]
+        text_of_message = encoded.indices.to_numpy()  # index in ``distinct_texts``
+        frame["payloads"] = np.array(indices, dtype=np.int64)[text_of_message]
         return frame
 
     @cached_property
@@ -344,7 +350,8 @@ class Evidence:
             Rows, -1 for a device that has no row; int64, of the shape of ``device``.
         """
         index = pd.Index(self.devices["device"])
-        # a whole table has the devices in the order of their IDs; so is a damaged one taken
+        # A table of all devices is in the order of their IDs, so that a row equals the ID. A table
+        # with an ID twice is damaged, and is read in the same way.
         if self.run.has_all_devices or not index.is_unique:
             index = pd.RangeIndex(len(index))
         rows: Ints = index.get_indexer(np.asarray(device)).astype(np.int64)
