@@ -195,10 +195,15 @@ _SAMPLED = slice(0, 1000)  # devices whose rates and latencies stand for those o
 def shared_link_lines(run: Run) -> list[str]:
     """Return a warning line if uploads over the server's link may be simulated as too fast.
 
-    Simulated transfers always use a link in full, unless the protocol simulates TCP windows. A real
-    link is idle at times, after lost packets (docs/time.md, windows and queues). This matters if
-    the uploads of a round fill the link, round trips are long, and the uploads take few round
-    trips.
+    Without the window model, simulated transfers always use a link in full. A real link is idle at
+    times, after lost packets (docs/time.md, windows and queues). There is a warning if all of the
+    following hold:
+
+    - The protocol does not use the window model, which simulates lost packets.
+    - The uploads of a round fill the server's link: at their access rates, they could send faster
+      than the link receives.
+    - Round trips are long: at least 0.02 s.
+    - The uploads take few round trips, at most 200.
 
     Args:
         run: a run that has not begun.
@@ -206,17 +211,20 @@ def shared_link_lines(run: Run) -> list[str]:
     Returns:
         The line in a list; an empty list if there is nothing to warn of.
     """
+    uses_window_model = run.scenario.network.protocol.queueing() is not None
+    if uses_window_model:
+        return []
     network = run.network
-    server_rate = network.links.get("server up", math.inf)
-    if run.scenario.network.protocol.queueing() is not None:
+    link_rate = network.links.get("server up", math.inf)  # bytes/s
+    access_rates = np.asarray(network.access["up"][_SAMPLED], dtype=np.float64)  # bytes/s
+    do_uploads_fill_link = run.at_once * float(np.median(access_rates)) > link_rate
+    if not do_uploads_fill_link:
         return []
-    rates = np.asarray(network.access["up"][_SAMPLED], dtype=np.float64)  # bytes/s
     round_trip_s = 2 * float(np.median(network.latencies[_SAMPLED]))
-    do_uploads_fill_link = run.at_once * float(np.median(rates)) > server_rate
-    if not do_uploads_fill_link or round_trip_s < _LONG_ROUND_TRIP_S:
+    if round_trip_s < _LONG_ROUND_TRIP_S:
         return []
-    # of all messages of a round, which share the server's link
-    upload_s = run.at_once * run.dispatch.envelopes.up.model_bytes / server_rate
+    # until all uploads of a round, which share the link, are done
+    upload_s = run.at_once * run.dispatch.envelopes.up.model_bytes / link_rate
     if upload_s > _MANY_ROUND_TRIPS * round_trip_s:
         return []
     return [
