@@ -101,6 +101,7 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
     rows = run.table(TRANSFERS).to_pandas()
     useful_tasks = _useful_tasks(run)
     is_of_device = rows["device"].notna()
+    # messages without a device and without bytes on a wire stay within the server's side
     is_on_link = is_of_device | (rows["wire_bytes"] > 0) | (rows["direction"] == "peer")
     columns = (
         rows["end"],
@@ -203,7 +204,7 @@ def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) ->
     sums = sums.reindex(columns=[False, True], fill_value=0.0)
     unit = style.unit_for(float(sums.sum(axis=1).max()), style.BYTES)
     for row, (kind, colour) in enumerate(colours.items()):
-        useful, wasted = sums.loc[[kind]].to_numpy(float)[0]
+        useful, wasted = sums.loc[[kind]].to_numpy(float)[0]  # ``kind`` has one row
         panel.barh(row, useful / unit.size, color=colour, height=0.6)
         if wasted:
             panel.barh(row, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)

@@ -314,13 +314,14 @@ def _y_ranges(
     for line in lines:
         for point in line.points:
             lowest_valid = min(lowest_valid, 100 * point.shares["valid"].low)
-            for outcome in outcomes[1:]:
+            for outcome in outcomes[1:]:  # the first one is ``valid``
                 highest_other = max(highest_other, 100 * point.shares[outcome].high)
-    low = min(100 - _STEP, _STEP * math.floor(lowest_valid / _STEP))
-    high = _STEP * max(1, math.ceil(highest_other / _STEP))
-    if low - high < _LEAST_GAP:
+    # the gap is between these two shares, each of which leaves a range of at least one step
+    gap_high = min(100 - _STEP, _STEP * math.floor(lowest_valid / _STEP))
+    gap_low = _STEP * max(1, math.ceil(highest_other / _STEP))
+    if gap_high - gap_low < _LEAST_GAP:
         return [(0.0, 100.0)]
-    return [(low, 100.0), (0.0, high)]
+    return [(gap_high, 100.0), (0.0, gap_low)]
 
 
 def _mark_axis_gap(panels: Sequence[Axes]) -> None:

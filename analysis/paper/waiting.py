@@ -225,8 +225,9 @@ def _measure_wait(
     slowest = [client for client, end in zip(clients, ends, strict=True) if end == last_end]
     earlier_ends = [end for end in ends if end < last_end]
     slowest_start = max(map(attrgetter("start"), slowest))
+    # from here on, the round waits for the slowest clients alone
     wait_start = max([slowest_start, round_start, *earlier_ends])
-    half_end = sorted(ends)[(len(ends) - 1) // 2]
+    half_end = sorted(ends)[(len(ends) - 1) // 2]  # of n clients the end of number ceil(n / 2)
     return RoundWait(
         round=number,
         half_s=half_end - round_start,
@@ -370,7 +371,8 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
         is_lowest = index >= len(lines) - columns
         _draw_rounds(by_round, line, unit.size)
         words = f"{100 * line.share.mean:.0f} % waiting"
-        by_round.set_title(title_of(line.name, words, width / columns * 0.7))
+        panel_width = width / columns * 0.7  # a column's left panel has about 0.7 of its width
+        by_round.set_title(title_of(line.name, words, panel_width))
         by_round.set_ylim(0, end * 1.02 / unit.size)
         if is_leftmost:
             by_round.set_ylabel(f"time of a round ({unit.name})")

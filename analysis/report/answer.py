@@ -67,9 +67,9 @@ def _answer(
     """
     if answer.world:
         yield el("h3", answer.world)
-    goal = answer.rankings[0] if answer.rankings else None
-    if goal is not None and goal.sentences:
-        yield _first_sentence(answer, goal, is_over=is_over)
+    goal_ranking = answer.rankings[0] if answer.rankings else None
+    if goal_ranking is not None and goal_ranking.sentences:
+        yield _first_sentence(answer, goal_ranking, is_over=is_over)
     if not answer.rankings:
         text = "Nothing was evaluated, so no line is ranked; their costs are among all figures."
         yield el("p", el("a", text, href="#tables"))
@@ -86,16 +86,16 @@ def _answer(
         yield el("details", el("summary", f"Figures of {answer.world}"), *figures)
 
 
-def _first_sentence(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Markup:
+def _first_sentence(answer: WorldAnswer, goal_ranking: Ranking, *, is_over: bool) -> Markup:
     """Return the sentence on the best line (variant) by the goal, the first ranking, as HTML.
 
     It is in bold if all runs are done and the lead is significant.
     """
-    prefix = answer.target_prefix(goal)
+    prefix = answer.target_prefix(goal_ranking)
     if not is_over:
-        return el("p", f"{_so_far(prefix)}{goal.sentences[0]}", class_="answer")
-    text: str = _capitalise(prefix + goal.sentences[0])
-    if goal.is_sure:
+        return el("p", f"{_so_far(prefix)}{goal_ranking.sentences[0]}", class_="answer")
+    text: str = _capitalise(prefix + goal_ranking.sentences[0])
+    if goal_ranking.is_sure:
         text = el("strong", text)
     return el("p", text, class_="answer")
 
@@ -169,12 +169,12 @@ def _folds(
         hint: remark on the certainty of all answers.
         is_over: whether all runs are done; if not, sentences begin with "So far".
     """
-    goal = answer.rankings[0] if answer.rankings else None
-    if goal is not None and goal.sentences:
-        prefix = answer.target_prefix(goal)
+    goal_ranking = answer.rankings[0] if answer.rankings else None
+    if goal_ranking is not None and goal_ranking.sentences:
+        prefix = answer.target_prefix(goal_ranking)
         if not is_over:
             prefix = _so_far(prefix)
-        parts = [el("p", _capitalise(prefix + " ".join(goal.sentences)))]
+        parts = [el("p", _capitalise(prefix + " ".join(goal_ranking.sentences)))]
         parts += [el("p", text) for text in explore.variance_in_words(answer)]
         parts.append(el("p", hint, class_="soft"))
         yield el("details", el("summary", "How sure is that, and what decides?"), *parts)
@@ -214,21 +214,21 @@ def _side_by_side(plots: Sequence[Markup]) -> Markup:
     return el("div", *(el("div", plot) for plot in plots), class_="plots")
 
 
-def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Markup:
+def _best_figures(answer: WorldAnswer, goal_ranking: Ranking, *, is_over: bool) -> Markup:
     """Return the name of the best variant by the goal, and its costs, as tiles in HTML."""
-    best = goal.ranked[0]
+    best = goal_ranking.ranked[0]
     remarks = []
-    if goal.ties:
-        remarks.append(f"ties with {counted(len(goal.ties), 'other')}")
+    if goal_ranking.ties:
+        remarks.append(f"ties with {counted(len(goal_ranking.ties), 'other')}")
     if best.run_count > 1:
         remarks.append(f"figures are means of {best.run_count} seeds")
-    title = _title_of_best(goal)
+    title = _title_of_best(goal_ranking)
     if not is_over:
         title = f"so far, {title}"
     figures = [(title, plain(best.name, 60), "; ".join(remarks))]
     for measure, mean in answer.bill:
         remark = ""
-        cheapest = _cheapest(answer, goal, measure)
+        cheapest = _cheapest(answer, goal_ranking, measure)
         if cheapest is not None and cheapest.line_index == best.line_index:
             remark = "the least"
         elif cheapest is not None:
@@ -237,24 +237,24 @@ def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Marku
     return tiles(figures)
 
 
-def _title_of_best(goal: Ranking) -> str:
+def _title_of_best(goal_ranking: Ranking) -> str:
     """Return the title of the first variant's tile, such as "best by time".
 
     The title has "best" only if the answer's sentences name this variant as the best.
     """
-    if goal.is_named:
-        return f"best by {goal.measure.name}"
-    if goal.measure.is_cost:
-        return f"least mean {goal.measure.name}"
-    return f"first by {goal.measure.name}"
+    if goal_ranking.is_named:
+        return f"best by {goal_ranking.measure.name}"
+    if goal_ranking.measure.is_cost:
+        return f"least mean {goal_ranking.measure.name}"
+    return f"first by {goal_ranking.measure.name}"
 
 
-def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLine | None:
+def _cheapest(answer: WorldAnswer, goal_ranking: Ranking, measure: Measure) -> RankedLine | None:
     """Return the variant that is best by ``measure``, such as the bytes to the target.
 
     None if ``measure`` is the goal, or if no variant is ranked by ``measure``.
     """
-    if measure == goal.measure:
+    if measure == goal_ranking.measure:
         return None
     for ranking in answer.rankings:
         if ranking.measure == measure:
@@ -328,17 +328,18 @@ def _choose_axis(lines: Sequence[RankedLine], ranking: Ranking) -> Axis:
     values: list[float] = []
     for line in lines:
         values += line.values.values()
-    least = min(values)
-    most = max(values)
+    lowest = min(values)
+    highest = max(values)
     if not ranking.measure.is_cost:
-        margin = max(0.005, (most - least) * 0.08)
-        high = min(ranking.measure.most, most + margin)
-        return Axis(max(0.0, least - margin), high, is_log=False)
-    if least > 0 and most > _MOST_APART * least:
-        return Axis(least / 1.3, most * 1.3, is_log=True)
-    if most == 0:
+        margin = max(0.005, (highest - lowest) * 0.08)
+        greatest_possible = ranking.measure.most
+        high = min(greatest_possible, highest + margin)
+        return Axis(max(0.0, lowest - margin), high, is_log=False)
+    if lowest > 0 and highest > _MOST_APART * lowest:
+        return Axis(lowest / 1.3, highest * 1.3, is_log=True)
+    if highest == 0:
         return Axis(0.0, 1.0, is_log=False)
-    return Axis(0.0, most * 1.08, is_log=False)
+    return Axis(0.0, highest * 1.08, is_log=False)
 
 
 def _draw_dots(line: RankedLine, axis: Axis, colour: str) -> Markup:
@@ -389,6 +390,7 @@ def _draw_heat_map(heat_map: HeatMap) -> Markup:
                 shade = f"shade-{1 + round(8 * heat_map.share(figure))}"
             cells.append(el("td", heat_map.text(figure), class_=shade))
         rows.append(el("tr", *cells))
+    # the title ends with a remark on the sign of the best cell, after a semicolon
     title, _, sign_remark = heat_map.title.partition("; ")
     remark = f" the bluer the better, {sign_remark}; across: {frame.columns.name}"
     caption = el("caption", el("strong", title), el("small", remark))
