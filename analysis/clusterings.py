@@ -22,7 +22,9 @@ from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 
 _MOST_CLUSTERINGS = 6  # most clusterings in one picture
+_MOST_COLUMNS = 3  # most panels side by side
 _MOST_NAMED = 40  # most devices whose rows have names
+_MOST_SHARP = 400  # devices; the cells of a larger matrix are smoothed
 _STRIP = 0.035  # width of the groups' colours beside the matrix, as a share of its width
 _OVER_TIME_IN = 4.0
 _PAIRS = {
@@ -153,7 +155,9 @@ def _choose_clusterings(clusterings: list[Clustering]) -> tuple[list[Clustering]
 
 def _make_panels(part: Figure | SubFigure, count: int) -> list[Axes]:
     """Return panels in rows of at most three; panels after the first ``count`` are blank."""
-    panels = part.subplots(math.ceil(count / 3), min(3, count), squeeze=False).ravel()
+    rows = math.ceil(count / _MOST_COLUMNS)
+    columns = min(_MOST_COLUMNS, count)
+    panels = part.subplots(rows, columns, squeeze=False).ravel()
     for panel in panels[count:]:
         panel.set_axis_off()
     return list(panels)
@@ -188,13 +192,14 @@ def draw_similarity(run: RunFolder) -> Figure:
         if clustering.has_similarities == clusterings[0].has_similarities:
             comparable.append(clustering)
     selection, remark = _choose_clusterings(comparable)
-    columns = min(3, len(selection))
-    width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)
-    heights = []
+    columns = min(_MOST_COLUMNS, len(selection))
+    width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)  # inches, by columns
+    heights = []  # of the parts, in inches: matrices, then cosines
     if selection:
         # the subtracted inches leave room for a colour bar and labels beside the matrices
         side = (width - 1.7) / columns - 0.25
-        heights.append(math.ceil(len(selection) / 3) * (side + 1.0) + 0.4)
+        rows = math.ceil(len(selection) / _MOST_COLUMNS)
+        heights.append(rows * (side + 1.0) + 0.4)
     if cosines:
         heights.append(_OVER_TIME_IN)
     figure = Figure(figsize=(width, sum(heights)))
@@ -250,7 +255,7 @@ def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
     scale = _colour_scale(values, has_similarities=has_similarities)
     # there may be more panels than clusterings: the last ones are blank
     for panel, clustering, order, matrix in zip(panels, selection, orders, matrices, strict=False):
-        interpolation = "nearest" if len(matrix) <= 400 else "antialiased"
+        interpolation = "nearest" if len(matrix) <= _MOST_SHARP else "antialiased"
         image = panel.imshow(matrix, interpolation=interpolation, gid="matrix", **scale)
         groups = clustering.groups[order]
         _mark_groups(panel, groups)
@@ -380,10 +385,11 @@ def draw_embedding(run: RunFolder) -> Figure:
             "there is no embedding to draw"
         )
     selection, remark = _choose_clusterings(clusterings)
-    columns = min(3, len(selection))
-    side = style.WIDTH_IN / max(2, columns) - 0.2
+    columns = min(_MOST_COLUMNS, len(selection))
+    rows = math.ceil(len(selection) / _MOST_COLUMNS)
+    side = style.WIDTH_IN / max(2, columns) - 0.2  # of a panel (inches)
     width = max(1.15 * columns, 1.3) * side
-    height = math.ceil(len(selection) / 3) * (side + 0.4) + 1.1
+    height = rows * (side + 0.4) + 1.1
     figure = Figure(figsize=(width, height))
     panels = _make_panels(figure, len(selection))
     previous: Clustering | None = None

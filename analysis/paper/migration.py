@@ -272,9 +272,15 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
     return PaperFigure(figure, numbers, tuple(notes))
 
 
-def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None:
-    """Draw a line's events, devices and purity (if there is a third panel) over time."""
-    x = np.array(line.times) / unit
+def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit_s: float) -> None:
+    """Draw a line's events, devices and purity (if there is a third panel) over time.
+
+    Args:
+        panels: the line's panels, from top to bottom.
+        line: the line.
+        unit_s: unit of the horizontal axis (s).
+    """
+    x = np.array(line.times) / unit_s
     for kind, look in EVENTS.items():
         if line.totals[kind].high > 0:
             extra: palette.Look = {"markersize": 2.4, "markevery": 2, "gid": kind}

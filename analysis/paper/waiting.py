@@ -396,19 +396,26 @@ def _device_label(line: WaitingLine) -> str:
     return "device" if line.seeds == 1 else "rank of device"
 
 
-def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
-    """Draw the times of a line's rounds as stacked areas, the waiting by outcome on top."""
+def _draw_rounds(panel: Axes, line: WaitingLine, unit_s: float) -> None:
+    """Draw the times of a line's rounds as stacked areas, the waiting by outcome on top.
+
+    Args:
+        panel: the empty panel.
+        line: the line.
+        unit_s: unit of the vertical axis (s).
+    """
     edges = [point.first - 0.5 for point in line.points]
     edges.append(line.points[-1].last + 0.5)
-    base = np.zeros(len(line.points))
-    half = SpreadCurve.of([*map(attrgetter("half_s"), line.points)], unit).mean
-    top = SpreadCurve.of([*map(attrgetter("others_s"), line.points)], unit).mean
+    base = np.zeros(len(line.points))  # top of the areas so far
+    half = SpreadCurve.of([*map(attrgetter("half_s"), line.points)], unit_s).mean
+    top = SpreadCurve.of([*map(attrgetter("others_s"), line.points)], unit_s).mean
+    # ID in the SVG, upper edge and look of each area, the lowest area first
     layers: list[tuple[str, Floats, palette.Look]] = [
         ("half", half, _EARLY),
         ("others", top, _MOST_DONE),
     ]
     for outcome, look in _WAITED.items():
-        top = top + SpreadCurve.of([point.waited_s[outcome] for point in line.points], unit).mean
+        top = top + SpreadCurve.of([point.waited_s[outcome] for point in line.points], unit_s).mean
         layers.append((f"waited-{outcome}", top, look))
     for gid, upper, look in layers:
         if (upper > base).any():
@@ -416,7 +423,7 @@ def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
             panel.stairs(upper, edges, baseline=None, color="white", linewidth=0.6)
         base = np.maximum(base, upper)
     if line.seeds > 1:
-        ends = SpreadCurve.of([*map(attrgetter("end_s"), line.points)], unit)
+        ends = SpreadCurve.of([*map(attrgetter("end_s"), line.points)], unit_s)
         middles = (np.array(edges[1:]) + edges[:-1]) / 2
         panel.vlines(middles, ends.low, ends.high, gid="end-seeds", **_EXTENT)
     panel.set_xlim(edges[0], edges[-1])
