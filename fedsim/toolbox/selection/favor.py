@@ -154,9 +154,7 @@ class FAVOR(Selection):
         return True
 
     def epsilon(self, number: int) -> float:
-        """Return epsilon, the probability with which a client is drawn at random.
-
-        It falls from round to round, from ``exploration`` to ``least_exploration``.
+        """Return the probability with which a client is drawn at random in a round.
 
         Args:
             number: index of the round, from 0.
@@ -331,11 +329,7 @@ class FAVOR(Selection):
         state.model = state.first
 
     def _observe(self, server: Server, state: FAVORState) -> None:
-        """Compute the state that the agent observes, and store it in ``state.situation``.
-
-        It has the coordinates, along the principal axes, of the present model and of each device's
-        last known model.
-        """
+        """Compute the state s that the agent observes, and store it in ``state.situation``."""
         assert state.axes is not None
         assert state.first is not None
         models = [state.axes, state.model]
@@ -344,10 +338,7 @@ class FAVOR(Selection):
         state.situation = server.models.apply(along, models, size=size)
 
     async def _evaluate(self, server: Server, state: FAVORState) -> None:
-        """Compute the Q-value of the choice of each device in the present state.
-
-        The agent's values for ``state.situation`` are stored in ``state.q_values``.
-        """
+        """Store in ``state.q_values`` the Q-value of each device's choice in the present state."""
         action_count = server.devices
         values = server.models.apply(
             state_values,
