@@ -411,6 +411,9 @@ class Synchronous(Combining[S]):
         """Begin the phase that follows when a timer ends the present one.
 
         The docstring of ``Synchronous`` has a table of the phases and their timers.
+
+        Args:
+            name: name of the timer, a ``RoundTimer`` or a timer of a subclass.
         """
         match name:
             case RoundTimer.RETRY | RoundTimer.ROUND:
@@ -456,6 +459,9 @@ class Synchronous(Combining[S]):
         """Process the end of a question, of a phase of secure aggregation, or of a training.
 
         When the last training has ended, the round is closed, or the masks are removed first.
+
+        Args:
+            message: the ended task, with its outcome and the contents of the answer.
         """
         state = self.state
         secure = self._secure

@@ -24,7 +24,7 @@ class FedNovaParams(FedProxParams):
         effective: definition of tau_eff, the common factor of all normalised changes. It is the
             weighted mean over the clients of a number: ``reach``, the distance that the client's
             steps move (the paper); ``steps``, the client's count of steps (the authors' code). The
-            key is allowed only if ``mu`` is above 0; otherwise ``reach`` holds.
+            key is allowed only if mu is above 0; otherwise ``reach`` holds.
     """
 
     why_not: ClassVar[Reasons] = Reasons(

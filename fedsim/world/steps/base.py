@@ -234,7 +234,12 @@ class TaskStep:
         return cause, {}
 
     def is_due(self, task: "Task", services: "StepServices") -> bool:
-        """Whether the running step is complete now, within the rounding of times."""
+        """Whether the running step is complete now, within the rounding of times.
+
+        Args:
+            task: the task whose step is running.
+            services: what a step can use of the world, such as the clock.
+        """
         alarm = task.alarm
         if alarm is None or alarm.name[0] != "step" or task.fails:
             return False
