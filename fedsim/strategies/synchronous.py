@@ -413,7 +413,7 @@ class Synchronous(Combining[S]):
         The docstring of ``Synchronous`` has a table of the phases and their timers.
 
         Args:
-            name: name of the timer, a ``RoundTimer`` or a timer of a subclass.
+            name: name of the timer, one in this table or one of a subclass.
         """
         match name:
             case RoundTimer.RETRY | RoundTimer.ROUND:
