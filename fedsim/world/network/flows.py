@@ -42,10 +42,10 @@ class Network(RunningFlows):
     A user's network is a subclass that defines ``route``, the links between two endpoints. A flow is
     a transfer of bytes from one endpoint to another:
 
-    * It first waits for its latency, in which it uses no link.
-    * With slow start, its window then caps its rate, and doubles every round trip. The window is
+    - It first waits for its latency, in which it uses no link.
+    - With slow start, its window then caps its rate, and doubles every round trip. The window is
       removed after a round trip in which it did not limit the flow, or if it would not when doubled.
-    * It ends when its last byte has arrived. A flow whose exact end is at or before the present time
+    - It ends when its last byte has arrived. A flow whose exact end is at or before the present time
       has ended.
 
     Sizes and sent bytes count payload. Rates and capacities count all bytes on the wire.
