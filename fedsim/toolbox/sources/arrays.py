@@ -40,6 +40,20 @@ class ArrayOptions(NamedTuple):
     layout: Layout = None
 
 
+class _DividedArrays(NamedTuple):
+    """A user's arrays, divided into training samples and test samples.
+
+    Attributes:
+        train: training samples and their targets.
+        test: test samples and their targets.
+        columns: name -> column, in which training samples come first.
+    """
+
+    train: LabelledSamples
+    test: LabelledSamples
+    columns: NamedArrays
+
+
 def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
     """Convert a user's named arrays to a data set, and print a note on how they were interpreted.
 
@@ -73,19 +87,13 @@ def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
     return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
 
 
-def _read_and_split(
-    path: Path, arrays: NamedArrays, options: ArrayOptions
-) -> tuple[LabelledSamples, LabelledSamples, NamedArrays]:
+def _read_and_split(path: Path, arrays: NamedArrays, options: ArrayOptions) -> _DividedArrays:
     """Read the arrays ``x`` and ``y``, of which every fifth sample of a class is a test sample.
 
     Args:
         path: the file or the factory, for error messages.
         arrays: name -> array.
         options: settings of the scenario's source.
-
-    Returns:
-        Training samples and their targets, test samples and their targets, and the columns by name,
-        in which training samples come first.
     """
     x, y = _read_pair(path, arrays, "", options)
     columns = _read_columns(path, arrays, ("",), {"": len(x)})
@@ -93,27 +101,21 @@ def _read_and_split(
     is_test = every_fifth(strata)
     for name, column in columns.items():
         columns[name] = np.concatenate([column[~is_test], column[is_test]])
-    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test]), columns
+    return _DividedArrays((x[~is_test], y[~is_test]), (x[is_test], y[is_test]), columns)
 
 
-def _read_parts(
-    path: Path, arrays: NamedArrays, options: ArrayOptions
-) -> tuple[LabelledSamples, LabelledSamples, NamedArrays]:
+def _read_parts(path: Path, arrays: NamedArrays, options: ArrayOptions) -> _DividedArrays:
     """Read the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
     Args:
         path: the file or the factory, for error messages.
         arrays: name -> array.
         options: settings of the scenario's source.
-
-    Returns:
-        Training samples and their targets, test samples and their targets, and the columns by name,
-        in which training samples come first.
     """
     train = _read_pair(path, arrays, "_train", options)
     test = _read_pair(path, arrays, "_test", options)
     sizes = {"_train": len(train[0]), "_test": len(test[0])}
-    return train, test, _read_columns(path, arrays, _PARTS, sizes)
+    return _DividedArrays(train, test, _read_columns(path, arrays, _PARTS, sizes))
 
 
 def _is_split_name(name: str) -> bool:
