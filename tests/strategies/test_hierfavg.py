@@ -296,6 +296,20 @@ def test_latencies_of_links_are_paid_below_and_above_an_edge_server(tmp_path: Pa
     assert told["delays"] == {"places": [0.75, 0.75], "edges": [0.5]}
 
 
+def test_latencies_of_a_graph_without_edge_servers_pass_the_audit(tmp_path: Path) -> None:
+    graph: networkx.Graph[str] = networkx.Graph()
+    for place, milliseconds in enumerate((500, 250, 125)):
+        graph.add_edge("s", f"p{place}", capacity="1000 B/s", latency=f"{milliseconds} ms")
+    (tmp_path / "net.json").write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
+    network = {"kind": "graph", "file": "net.json", "server": "s", "attach": ["p0", "p1", "p2"]}
+    network |= {"device": {"latency": "100 ms"}}
+    sections = by_hand({"kind": "fedavg"}, network=network) | {"data": {"root": str(tmp_path)}}
+    del sections["strategy"]["kappa2"]
+    folder = ran(sections, tmp_path / "run")
+    assert [row["latency"] for row in folder.devices] == pytest.approx([0.6, 0.35])
+    assert not any(audit(tmp_path / "run").values())
+
+
 def test_a_cell_without_devices_has_its_own_route(tmp_path: Path) -> None:
     """Two devices in a tree of five cells, each with an edge server."""
     sections = by_hand()

@@ -68,7 +68,7 @@ def check_drawn_devices(evidence: Evidence) -> Iterator[str]:
         generator = Streams(scenario["seed"]).generator("world/samples")
         columns["samples"] = sizes.draw(population["devices"], generator).astype(np.float64)
     if "capacity" not in population and "device" not in population:
-        columns.update(_draw_links(scenario))
+        columns.update(_draw_links(evidence))
     if "local" in population:
         columns.update(_draw_local_settings(scenario))
     yield from _check_columns(evidence.devices, columns, "")
@@ -138,12 +138,15 @@ def _draw_speeds(scenario: TomlTable) -> Floats:
     return speed
 
 
-def _draw_links(scenario: TomlTable) -> dict[str, Floats]:
+def _draw_links(evidence: Evidence) -> dict[str, Floats]:
     """Draw the rates (bytes/s) and the latency (s) of each device's link again, from the seed.
+
+    The latencies of a graph's links on the way to the server are added.
 
     Returns:
         Dict from column of ``devices.parquet`` to values; float64 [devices].
     """
+    scenario = evidence.run.scenario
     network = scenario["network"]
     # With edge servers or regions, the table's latency includes the way beyond the device's own
     # link, which is not drawn here.
@@ -154,6 +157,10 @@ def _draw_links(scenario: TomlTable) -> dict[str, Floats]:
             continue
         section = network.get("device", {}).get(key)
         columns[name] = redraw(scenario, section, f"world/{purpose}", unit)
+    layout = evidence.network
+    if "latency" in columns and layout is not None and "delays" in layout:
+        delays = np.array(layout["delays"]["places"], dtype=np.float64)
+        columns["latency"] = columns["latency"] + np.resize(delays, len(columns["latency"]))
     return columns
 
 
