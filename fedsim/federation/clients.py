@@ -226,15 +226,21 @@ class Clients:
         """Make a device send its message about changed data again (``Client.on_shift``).
 
         Use this method if the strategy could not use the message when it arrived. The message is
-        sent only if the data differ from the data of the device's last task. ``Strategy.on_shift``
-        then receives it before this method returns.
+        sent only if the data differ from the data of the device's last task. From a device that is
+        reachable, ``Strategy.on_shift`` receives it before this method returns; from another device
+        as soon as it is reachable again.
 
         Args:
             device: ID of a device.
         """
         devices = self._dispatch.devices
-        if devices.population.version.item(device) != devices.used_versions.get(device, 0):
-            await self._dispatch.notices.pass_on_shift(device)
+        if devices.population.version.item(device) == devices.used_versions.get(device, 0):
+            return
+        notices = self._dispatch.notices
+        if self._dispatch.tasks.reachable_until(device) > self._dispatch.simulation.now:
+            await notices.pass_on_shift(device)
+        else:
+            notices.notify_once(NoticeKind.SHIFT, device)
 
     def exists(self, device: object) -> bool:
         """Return whether a value is the ID of a device.

@@ -58,6 +58,8 @@ class Notices:
         self._halves = halves
         # kind and device of each notice that waits until the device is switched on
         self.postponed: list[tuple[NoticeKind, int]] = []
+        # kind and device of each notice that has an alarm
+        self._scheduled: set[tuple[NoticeKind, int]] = set()
         for kind in NoticeKind:  # so that a resumed run can set the alarms of its checkpoint again
             simulation.env.declare_alarm(kind.value, partial(self.notify_at, kind))
 
@@ -72,6 +74,7 @@ class Notices:
             device: ID of the device.
         """
         now = self._simulation.now
+        self._scheduled.discard((kind, device))
         if device in self._tasks.switched_off:
             self.postponed.append((kind, device))
             return
@@ -89,7 +92,19 @@ class Notices:
             device: ID of the device.
             when: the absolute time (s), a multiple of the clock's tick.
         """
+        self._scheduled.add((kind, device))
         self._simulation.wake((kind.value, device), when, partial(self.notify, kind, device))
+
+    def notify_once(self, kind: NoticeKind, device: int) -> None:
+        """Notify the strategy as ``notify`` does, unless a notice of the kind is waiting already.
+
+        Args:
+            kind: kind of the notice.
+            device: ID of the device.
+        """
+        notice = (kind, device)
+        if notice not in self._scheduled and notice not in self.postponed:
+            self.notify(kind, device)
 
     def _handler(self, kind: NoticeKind, device: int) -> Handler:
         match kind:

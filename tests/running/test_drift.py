@@ -56,6 +56,21 @@ class Heard(FedAvg):
         self.server.emit("heard", device=device, **contents)
 
 
+class Looks(Heard):
+    """``Heard`` that makes all devices send their messages again, twice, at 6 s."""
+
+    async def on_start(self) -> None:
+        self.server.timer("look", 6.0)
+        await super().on_start()
+
+    async def on_timer(self, name: str) -> None:
+        if name != "look":
+            await super().on_timer(name)
+            return
+        for device in (*range(self.server.clients.count), *range(self.server.clients.count)):
+            await self.server.clients.look_for_shift(device)
+
+
 class TestSchedules:
     @pytest.mark.parametrize(
         ("at", "expected"),
@@ -280,6 +295,41 @@ class TestWhoHears:
         assert sum(time == 4.0 for time in heard.values()) > 10
         assert sum(time > 4.0 for time in heard.values()) > 10
         assert len(heard) < 40
+
+    def test_who_is_away_sends_its_message_again_once_it_is_back(self, tmp_path: Path) -> None:
+        population = {"availability": {"kind": "renewal", "mean_on": "2 s", "mean_off": "2 s"}}
+        # one round with one client, so that hardly any device has used its changed data
+        looks = {
+            "kind": "tests.running.test_drift:Looks",
+            "every": "100 s",
+            "clients_per_round": 1,
+        }
+        sections = drifting(
+            swapping({"times": ["4 s"]}),
+            1000,
+            FEDAVG | looks,
+            population=population,
+            devices=40,
+            learning="off",
+        )
+        run = ran(sections | {"stop": {"simulated_time": "20 s"}}, tmp_path / "run")
+        built: Run = Simulation(fedsim.Scenario(**sections)).installed
+        asked = {event["device"] for event in of_kind(run, "task-start")}
+        counts = {"there": 0, "back": 0, "away": 0}
+        for device in set(range(40)) - asked:
+            first = built.tasks.next_on(device, 4.0)
+            again = built.tasks.next_on(device, 6.0)
+            heard = [event["time"] for event in of_kind(run, "heard") if event["device"] == device]
+            if again == 6.0:  # it is there, and answers at once each time
+                assert heard == [first, 6.0, 6.0]
+                counts["there"] += 1
+            elif first < 6.0:  # it has sent its message, and is away again
+                assert heard == [first, again]
+                counts["back"] += 1
+            else:  # its first message waits for its return, and is not sent twice
+                assert heard == [first]
+                counts["away"] += 1
+        assert min(counts.values()) > 2
 
 
 @pytest.mark.parametrize(

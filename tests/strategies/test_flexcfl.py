@@ -17,7 +17,7 @@ import fedsim
 from fedsim.common.training import LocalSteps, Training
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.flexcfl import FlexCFLParams, inter_group_coefficients
-from fedsim.toolbox.strategies.grouped import distance
+from fedsim.toolbox.strategies.migrating import distance
 from tests.strategies.runs import (
     Weights,
     groups_of,

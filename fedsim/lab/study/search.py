@@ -85,8 +85,9 @@ def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
 
     Args:
         metric: name of the search's metric.
-        targets: accuracies, or texts ``metric=value``, that the study declares. The highest
-            accuracy is used, or the last target if no target is an accuracy.
+        targets: accuracies, or texts ``metric=value``, in the order of ``StudySpec.target``. The
+            highest accuracy is used. If no target is an accuracy, the last target is used, which
+            is the hardest of its metric.
 
     Returns:
         The measure; None if it needs a target and ``targets`` is empty.

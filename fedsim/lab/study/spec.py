@@ -190,7 +190,10 @@ def _put_in_list(target: object) -> object:
 
 
 def _sort_targets(targets: list[DeclaredTarget]) -> list[DeclaredTarget]:
-    """Return the distinct targets of a study, accuracies first, in ascending order.
+    """Return the distinct targets of a study: accuracies first, then each metric's targets.
+
+    The targets of a metric go from the easiest to the hardest. For a metric of the user's own, of
+    which it is not known whether more is better, they go from the least to the greatest.
 
     Raises:
         ValueError: an accuracy is not in (0, 1], or a text names no metric.
@@ -208,7 +211,14 @@ def _sort_targets(targets: list[DeclaredTarget]) -> list[DeclaredTarget]:
                 )
         elif not 0 < target <= 1:
             raise ValueError(f"{target:g} is no accuracy; it must lie in (0, 1]")
-    return sorted({*targets}, key=lambda target: (isinstance(target, str), target))
+    return sorted({*targets}, key=_rank_of_target)
+
+
+def _rank_of_target(declared: DeclaredTarget) -> tuple[bool, str, float]:
+    target = Target.read(declared)
+    more_is_better = {"loss": False, **MORE_IS_BETTER}.get(target.metric, True)
+    harder = target.value if more_is_better else -target.value
+    return target.metric != "accuracy", target.metric, harder
 
 
 Targets = Annotated[

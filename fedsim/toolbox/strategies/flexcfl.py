@@ -27,12 +27,10 @@ from fedsim.toolbox.strategies.grouped import (
     COLD_START,
     NO_GROUP,
     GroupedState,
-    Migrating,
-    MigratingClient,
-    MigratingParams,
     PlainDeadline,
     Preparation,
 )
+from fedsim.toolbox.strategies.migrating import Migrating, MigratingClient, MigratingParams
 from fedsim.world.steps import TaskStep
 
 PRE_TRAINING = "pre-training"

@@ -24,14 +24,8 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Mean, Weighted
 from fedsim.strategies.refusals import Reasons
 from fedsim.toolbox.clustering.moments import ShiftTest
-from fedsim.toolbox.strategies.grouped import (
-    GroupedState,
-    Migrating,
-    MigratingClient,
-    MigratingParams,
-    Preparation,
-    Preset,
-)
+from fedsim.toolbox.strategies.grouped import GroupedState, Preparation, Preset
+from fedsim.toolbox.strategies.migrating import Migrating, MigratingClient, MigratingParams
 from fedsim.world.steps import Evaluate, TaskStep, Train
 
 

@@ -547,3 +547,15 @@ def test_a_search_has_the_target_of_a_metric() -> None:
         measure = measure_of(metric, targets)
         assert measure is not None
         assert measure.name == name
+
+
+def test_the_last_target_of_a_metric_is_its_hardest(tables: dict[str, Any], tmp_path: Path) -> None:
+    for declared, ordered in (
+        (["loss=0.5", "loss=0.25"], ["loss=0.5", "loss=0.25"]),
+        (["mse=9", "mse=10"], ["mse=10", "mse=9"]),
+        (["f1=0.9", "f1=0.5"], ["f1=0.5", "f1=0.9"]),
+        (["own=10", "own=9"], ["own=9", "own=10"]),
+        (["mse=1", 0.7, 0.5], [0.5, 0.7, "mse=1"]),
+    ):
+        study = read_study(write(tmp_path / "s.toml", tables | {"target": declared}))
+        assert study.spec.target == ordered
