@@ -123,7 +123,7 @@ from fedsim.world.network.spec import DeviceLinks, NetworkModel
 from fedsim.world.phases import Span
 from fedsim.world.population_spec import PopulationSpec
 from fedsim.world.processes import Activity, DeviceFacts, Hold, Process, World
-from fedsim.world.steps import Evaluate, Pause, TaskStep, Train, Work
+from fedsim.world.steps import Download, Evaluate, Pause, Payload, TaskStep, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.learning.solvers.context import LocalData, TrainingContext
@@ -143,7 +143,8 @@ __all__ = [  # noqa: RUF022 - by task
     "Update", "AsynchronousUpdate", "OpenTask",
     "Server", "Clients", "ServerModels", "ServerEdges", "TaskEnd", "Carried", "Client", "Device", "Instruction",
     "LocalResult", "PreviousResult", "RunInfo", "BEST", "Real", "Contents", "Header", "Lazy", "Opaque", "Partial", "Ref",
-    "pure", "Train", "Evaluate", "Work", "Pause", "TaskStep", "Limit", "Training", "LocalEpochs", "LocalSteps", "Batching",
+    "pure", "Train", "Evaluate", "Work", "Pause", "TaskStep", "Download", "Upload", "Payload",
+    "Limit", "Training", "LocalEpochs", "LocalSteps", "Batching",
     "ALL_SAMPLES", "Proximal", "Contrast", "ModelCut", "Tensor", "Measured",
     # A strategy without a server.
     "Peers", "PeersState", "PeerHalf", "PeerParams", "Peer", "EncodedModel", "PeerMessage",

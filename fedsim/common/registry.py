@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from fedsim.common.errors import ScenarioError, nearest, show_value
 from fedsim.common.field_words import hint_for_kind
@@ -37,6 +37,9 @@ class Registry:
         usual: the kind of a table without ``kind``; None if the table must have a ``kind``.
         key: dotted name of the scenario's key for the part, such as ``strategy.selection``, in
             messages about a user's class.
+        quantity: type of the values, such as ``Seconds``, of built-in kinds that are generic
+            classes: ``class_of`` returns ``Constant[Seconds]`` for ``Constant``. None if no kind is
+            generic.
     """
 
     called: str
@@ -45,6 +48,7 @@ class Registry:
     _: KW_ONLY
     usual: str | None = None
     key: str = ""
+    quantity: object = None
 
     @classmethod
     def of(
@@ -54,6 +58,7 @@ class Registry:
         base: str = "",
         usual: str | None = None,
         key: str = "",
+        quantity: object = None,
     ) -> "Registry":
         """Make a registry of classes, each under the default of its field ``kind``.
 
@@ -62,10 +67,10 @@ class Registry:
         Args:
             called: name of the part in messages.
             specs: the classes of the built-in kinds.
-            base, usual, key: values of the attributes with these names.
+            base, usual, key, quantity: values of the attributes with these names.
         """
         known = {spec.model_fields["kind"].default: (spec, summary(spec)) for spec in specs}
-        return cls(called, base, known, usual=usual, key=key)
+        return cls(called, base, known, usual=usual, key=key, quantity=quantity)
 
     @property
     def group(self) -> str | None:
@@ -116,7 +121,11 @@ class Registry:
         """
         if kind in self.known:
             source, _ = self.known[kind]  # import path, or the class itself
-            return import_trusted(source, key) if isinstance(source, str) else source
+            known_class = import_trusted(source, key) if isinstance(source, str) else source
+            if self.quantity is None or not known_class.__pydantic_generic_metadata__["parameters"]:
+                return known_class
+            # pydantic takes long to make the class of a quantity, so it is made when it is needed
+            return known_class.__class_getitem__(cast("type[object]", self.quantity))
         # a user's class by its import path, or a kind that another package has registered
         is_path = ":" in kind and bool(self.base)
         path = kind if is_path else self.kinds.get(kind)

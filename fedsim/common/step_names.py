@@ -13,3 +13,9 @@ DECODE = "decode"
 QUEUE = "queue"
 START_UP = "start-up"
 SLEEP = "sleep"
+
+DIRECTIONS = {DOWNLOAD: "down", UPLOAD: "up"}
+"""Name of a step that sends a message -> direction of the message."""
+
+COMPUTATIONS = (TRAIN, EVALUATE, COMPUTE)
+"""Steps in which a device computes in epochs, at its own speed or on the cores of its host."""

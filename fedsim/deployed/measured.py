@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.clock.simulation import Record
+from fedsim.common.step_names import DIRECTIONS
 from fedsim.deployed.run import ServerRun
 from fedsim.deployed.step_log import LoggedStep, read_step
 from fedsim.deployed.wire import WireCounters
@@ -21,8 +22,6 @@ from fedsim.running.summary import summarise
 if TYPE_CHECKING:
     from fedsim.running.model_files import Models
 
-DIRECTIONS = {"download": "down", "upload": "up"}
-"""Dict from step with a message to the direction of the message."""
 _MESSAGE_KINDS = ("sent", "received")
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 
 from fedsim.clock.simulation import Record
 from fedsim.common.files import sync
+from fedsim.common.step_names import DIRECTIONS
 from fedsim.records import folder as files
 from fedsim.records.chain import ChainState, EventChain
 from fedsim.records.ledger import Ledger, LedgerState
@@ -20,7 +21,7 @@ from fedsim.records.schema import (
     with_columns,
 )
 from fedsim.world.meters.base import Column, Meters, MetersState
-from fedsim.world.meters.ended import DIRECTIONS, MESSAGES, Transfer, transfer_of
+from fedsim.world.meters.ended import MESSAGES, Transfer, transfer_of
 
 _PAYLOADS = Transfer._fields.index("payloads")  # index of the column that tables store as JSON
 _ROWS_AT_ONCE = 4_096

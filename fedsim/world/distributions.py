@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar, cast
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -272,9 +272,8 @@ def by_device(
         key: the scenario key, for error messages.
     """
     all_forms: tuple[type[Spec], ...] = (*forms, Listed, FromFile)
-    specs = [form.__class_getitem__(quantity) for form in all_forms]
     registry = Registry.of(
-        "distribution", *cast(list[type[Spec]], specs), base=base, usual="constant", key=key
+        "distribution", *all_forms, base=base, usual="constant", key=key, quantity=quantity
     )
     return KindField(registry, bare="value", by_device=True)
 

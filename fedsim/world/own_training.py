@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -95,8 +95,7 @@ def _by_device(quantity: object, *forms: type[Distribution]) -> KindField:
         forms: further classes of distributions that the key allows.
     """
     all_forms: tuple[type[Spec], ...] = (Constant, *forms, Choice, Listed, FromFile, ByKind)
-    specs = [form.__class_getitem__(cast(type[object], quantity)) for form in all_forms]
-    registry = Registry.of("distribution", *cast(list[type[Spec]], specs), usual="constant")
+    registry = Registry.of("distribution", *all_forms, usual="constant", quantity=quantity)
     return KindField(registry, bare="value", by_device=True, by_kind=True)
 
 

@@ -2,10 +2,12 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -13,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedsim
 from fedsim.clock.simulation import Simulation, on_grid
-from fedsim.common.errors import SimulationError
+from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.saved import saved_classes
 from fedsim.common.training import (
     ALL_SAMPLES,
@@ -26,11 +29,21 @@ from fedsim.common.training import (
     Training,
 )
 from fedsim.toolbox.worlds.availability import Traces
+from fedsim.world import steps as kinds_of_steps
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.meters.energy import POWERS
 from fedsim.world.network import Star
 from fedsim.world.population import Population
-from fedsim.world.steps import Download, Evaluate, Payload, Task, TaskStep, Train, Upload
+from fedsim.world.steps import (
+    Download,
+    Evaluate,
+    Payload,
+    Task,
+    TaskStep,
+    Train,
+    TransferStep,
+    Upload,
+)
 from fedsim.world.task_runner import TaskRunner
 from tests.world.sites import WorkSite
 
@@ -522,6 +535,35 @@ def test_powers_for_audits_are_those_of_the_steps() -> None:
     )
     listed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert json.loads(listed.stdout) == powers
+
+
+@pytest.mark.parametrize("base", [TaskStep, TransferStep, Download])
+def test_a_message_step_whose_bytes_would_not_be_counted_is_refused(base: type[TaskStep]) -> None:
+    with pytest.raises(ScenarioError, match=r"own:Probe .*'probe'.*a class that inherits Upload"):
+        type("Probe", (base,), {"__module__": "own", "name": "probe", "direction": "up"})
+    assert "own:Probe" not in saved_classes()
+
+
+def test_a_message_step_of_a_user_is_counted() -> None:
+    class Probe(Upload):
+        pass
+
+    site = Site()
+    steps = site.carried_out(Probe((Payload("probe", 10.0),)))
+    assert [name for name, *_ in steps] == ["upload"]
+
+
+def test_the_places_of_a_kind_of_step_exist() -> None:
+    """The docstring of the steps names files, and names in them; a file stands after its names."""
+    package = Path(fedsim.__file__).parent
+    places = re.findall(r"``([^`]+)``(?: of ``([^`]+[.]py)``)?", str(kinds_of_steps.__doc__))
+    files = {file or name for name, file in places if (file or name).endswith(".py")}
+    assert len(files) > 6
+    assert all((package / file).is_file() for file in files)
+    found = [(name, file) for name, file in places if file]
+    assert len(found) > 6
+    for name, file in found:
+        assert re.search(rf"\b{name}\b", (package / file).read_text()), (name, file)
 
 
 def test_a_step_of_a_user_may_have_the_name_of_another_class() -> None:

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, get_type_hints
 
+from fedsim.common.step_names import COMPUTATIONS
 from fedsim.world.meters.ended import ends_of
 
 DEVICE_MESSAGES = "step-end of download or upload"
+COMPUTATION_ENDS = f"step-end of {' or '.join(COMPUTATIONS)}"
 FLOWS = ("edge-transfer", "message")
 """Kinds of records of messages that crossed links but belong to no task's step."""
 
@@ -285,7 +287,7 @@ def _column_types(row: type) -> dict[str, type]:
 
 _ROW_TYPES: Mapping[str, type[_DataRow]] = {
     "step-end of train": _TrainingData,
-    "step-end of train or evaluate or compute": _ComputationData,
+    COMPUTATION_ENDS: _ComputationData,
     "task-start": _TaskStartData,
     "edge-off": _EdgeServerData,
     "edge-on": _EdgeServerData,

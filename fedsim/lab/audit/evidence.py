@@ -16,6 +16,7 @@ from fedsim.common.files import read_json
 from fedsim.common.tensor_files import StoredTensor
 from fedsim.common.units import Bytes
 from fedsim.lab.audit.data import (
+    COMPUTATION_ENDS,
     DEVICE_MESSAGES,
     FLOWS,
     READERS,
@@ -222,7 +223,7 @@ class Evidence:
         A host is a machine that several devices share. The record that ends a computation states
         the core time; it is NaN if the device shares no host. The index is the row of this record.
         """
-        return self.data_of("step-end of train or evaluate or compute")["core_s"]
+        return self.data_of(COMPUTATION_ENDS)["core_s"]
 
     @cached_property
     def is_idle_training(self) -> Flags:

@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.arrays import Floats
+from fedsim.common.step_names import COMPUTATIONS
 from fedsim.common.units import Bytes, Seconds
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, grain_s, read_quantity, report_rows
 
 _ROUNDING = 1e-6
-_COMPUTING_STEPS = ("train", "evaluate", "compute")
 
 
 def check_core_shares(evidence: Evidence) -> Iterator[str]:
@@ -30,7 +30,7 @@ def check_core_shares(evidence: Evidence) -> Iterator[str]:
     throughput = [[1.0, 1.0], *host.get("throughput", [[cores, cores]])]
     counts = [count for count, _ in throughput]
     throughputs = [rate for _, rate in throughput]
-    computing = steps[steps["step"].isin(_COMPUTING_STEPS) & (steps["outcome"] != "memory")]
+    computing = steps[steps["step"].isin(COMPUTATIONS) & (steps["outcome"] != "memory")]
     template = (
         "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was "
         "{expected!r} s"

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from fedsim.common.errors import RunFolderError, ScenarioError, nearest
 from fedsim.common.files import parse_json
 from fedsim.common.spec import Spec
+from fedsim.common.step_names import COMPUTATIONS
 from fedsim.common.stop import MORE_IS_BETTER
 from fedsim.common.units import (
     Bytes,
@@ -511,7 +512,7 @@ def read_work(run: RunFolder) -> Values:
             compute += computed.total
             useful = computed.useful if outcome == "done" else 0.0
             wasted += computed.total - useful
-        elif step not in ("train", "evaluate", "compute"):
+        elif step not in COMPUTATIONS:
             continue
         elif kind == "step-start":
             step_starts[task] = time

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from fedsim.common.files import parse_json
 from fedsim.common.round_words import counted
+from fedsim.common.step_names import DIRECTIONS
 from fedsim.common.units import show_bytes, show_seconds
-from fedsim.deployed.measured import DIRECTIONS
 from fedsim.deployed.wire import WireCounters
 from fedsim.records.reading import RunFolder
 

@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedsim.common.step_names import DOWNLOAD, UPLOAD
+from fedsim.common.step_names import DIRECTIONS
 
 Payloads = tuple[tuple[str, float], ...]
 """Parts of a message in the order in which they are sent, each as purpose and bytes."""
-
-DIRECTIONS = {DOWNLOAD: "down", UPLOAD: "up"}
-"""Name of a step -> direction of its message."""
 
 MESSAGES = ("edge-transfer", "message", "server-transfer")
 """Kinds of the records of messages that end outside of tasks."""

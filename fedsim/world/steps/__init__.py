@@ -6,11 +6,13 @@ A user's kind of step is a class derived from ``TaskStep``, which ``Client.work`
 - its name in ``common/step_names.py``, and its class in a file of this folder, listed here
 - its power in ``POWERS`` of ``world/meters/energy.py``, if it draws any
 - its category on the critical path (``_CATEGORIES`` of ``lab/compare/critical_path.py``), as an
-  unknown step counts as computing, and its colour (``analysis/palette.py``)
-- its place in ``_ON_CORES`` of ``lab/audit/hosts.py``, if it uses cores of shared hosts
-- a case in ``_carry_out`` of ``deployed/device.py``, or a deployment refuses it
+  unknown step counts as computing, and its colour (``STEPS`` of ``analysis/palette.py``)
+- its amounts in ``_AMOUNTS`` of ``analysis/report/timeline.py``, if its record has any
+- its place in ``COMPUTATIONS`` of ``common/step_names.py``, if it computes in epochs
+- a case in ``_carry_out`` of ``deployed/device.py``, and its name in ``_NAMES`` of
+  ``deployed/step_log.py``, or a deployment refuses it
 - its result in ``ClientSide._result``, if it computes a model
-- its direction in ``DIRECTIONS`` of ``world/meters/ended.py``, if it is a message
+- its direction in ``DIRECTIONS`` of ``common/step_names.py``, if it is a message
 - its place in ``fedsim.plugin``, if strategies may return it
 """
 

@@ -6,7 +6,7 @@ say which power the device draws and whether it sends, and its fields are saved 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -15,7 +15,9 @@ from simpy.resources.resource import Request
 
 from fedsim.clock.environment import Alarm, DirectProcess, Signal
 from fedsim.clock.simulation import Simulation, tie_s
+from fedsim.common.errors import ScenarioError
 from fedsim.common.saved import register_saved, saved
+from fedsim.common.step_names import DIRECTIONS
 from fedsim.common.training import Limit, Training
 from fedsim.world.meters.energy import POWERS, Power
 from fedsim.world.network.endpoints import Direction
@@ -198,9 +200,10 @@ class TaskStep:
         def name(self) -> str: ...
 
     def __init_subclass__(cls) -> None:
-        register_saved(cls)
         name = cls.__dict__.get("name")
         names = (name,) if isinstance(name, str) else cls.names
+        _refuse_unknown_message(cls, names)
+        register_saved(cls)
         if cls.power is not None:
             POWERS.update(dict.fromkeys(names, cls.power))
 
@@ -245,6 +248,30 @@ class TaskStep:
             return False
         now = services.simulation.now
         return alarm.when <= now + tie_s(now)
+
+
+def _refuse_unknown_message(step: type[TaskStep], names: Sequence[str]) -> None:
+    """Refuse a step that sends a message if its records would not be read as a message's.
+
+    The bytes of messages are counted by the names of steps in the records.
+
+    Args:
+        step: a kind of step.
+        names: all names of the step in records.
+
+    Raises:
+        ScenarioError: the step has a direction, and a name of no message in this direction.
+    """
+    direction = step.direction
+    base = {"down": "Download", "up": "Upload"}.get(str(direction))
+    if direction is None or all(DIRECTIONS.get(name) == direction for name in names):
+        return
+    raise ScenarioError(
+        f"{step.__module__}:{step.__qualname__} is a step with direction = {direction!r} and the "
+        f"name {names[0]!r}, so that its bytes would not be counted; allowed is a class that "
+        f"inherits {base or 'Download or Upload'}, without a name of its own: the purpose of its "
+        "payload tells its messages from others"
+    )
 
 
 @saved(omit=("process", "done", "slot", "worker", "alarm", "disconnection", "battery", "fields"))
