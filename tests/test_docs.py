@@ -182,6 +182,11 @@ def test_the_page_of_the_summary_has_every_entry_of_one() -> None:
     for name, value in summary.items():
         inner = [f"{name}.{key}" for key in value] if isinstance(value, dict) else [name]
         assert {*inner} <= {*told}
+    for module in ("summary", "runner"):
+        source = Path(fedsim.__file__).with_name("running").joinpath(f"{module}.py").read_text()
+        for name, inner in re.findall(r'summary\["(\w+)"\](?:\["(\w+)"\])? = ', source):
+            assert any(entry.split(".")[0] == name for entry in told), name
+            assert not inner or f"{name}.{inner}" in told
 
 
 GALLERY, NOTEBOOKS = (sorted((DOCS / folder).glob("*.py")) for folder in ("gallery", "notebooks"))

@@ -300,7 +300,7 @@ class StudySpec(Spec):
         target: one or several accuracies (0..1) at which costs are compared; other metrics as
             ``"perplexity=8"``.
         goal: criterion by which variants are ranked: the least ``time``, ``bytes``, ``energy``,
-            ``carbon``, ``money`` or ``rounds`` to the highest target that a variant reaches; the
+            ``carbon``, ``money`` or ``rounds`` to the hardest target that a variant reaches; the
             least ``battery`` (mean share of a battery that a device draws, %) or the fewest devices
             that run ``flat``, over whole runs; the best ``accuracy``, or another metric by its
             name, at the end; the best accuracy within the ``budget``. By default ``time``, or
