@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,8 +132,8 @@ def small(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 DONE: dict[tuple[str, ...], Path] = {}
-"""Studies and reports whose command several pages have: each is made once, and where a study
-lies.
+"""Studies and reports whose command several pages have, with the same files: each is made once, and
+where a study lies. The key is the command, and the texts of the files that it names.
 """
 FEW = ("--workers", "1", "--seeds", "1")  # for every study
 
@@ -153,16 +153,25 @@ def carry_out(words: list[str], place: str) -> None:
     words, may_fail, output = _redirected(words)
     said = (*words[1:],)
     out = Path(said[said.index("--out") + 1]) if "--out" in said else Path()
-    if said in DONE:
+    made = (*said, *_texts_of(said))
+    if made in DONE:
         if said[0] == "study":
-            shutil.copytree(DONE[said], out)
+            shutil.copytree(DONE[made], out)
         return
     result = CliRunner().invoke(main, [*said, *FEW] if said[0] == "study" else said)
     assert result.exit_code == 0 or may_fail, f"{place}: {words}: {result.output}"
     if output is not None:
         output.write_text(result.stdout)
     if said[0] in ("study", "report") and "--dry-run" not in said:
-        DONE[said] = out.absolute()
+        DONE[made] = out.absolute()
+
+
+def _texts_of(words: Sequence[str]) -> list[str]:
+    """Texts of the page's own files that a command names, and of those that these files name."""
+    files = [path for path in sorted(Path().glob("*.toml")) if path.name in words]
+    texts = [path.read_text() for path in files]
+    bases = [path for path in sorted(Path().glob("*.toml")) if path.name in "".join(texts)]
+    return [*texts, *(path.read_text() for path in bases)]
 
 
 def _redirected(words: list[str]) -> tuple[list[str], bool, Path | None]:
