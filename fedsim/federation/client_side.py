@@ -12,11 +12,12 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import ScenarioError
 from fedsim.common.training import LocalEpochs, Training
 from fedsim.federation.client import BEST, Client, LocalResult, PreviousResult
+from fedsim.federation.client_halves import ClientHalves
 from fedsim.federation.contents import received
 from fedsim.federation.devices import Devices, linear_combination
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.fewer_layers import FewerLayers
-from fedsim.federation.own_training import ClientHalves, LocalTrainings
+from fedsim.federation.local_trainings import LocalTrainings
 from fedsim.federation.task_context import TaskContext
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
@@ -345,7 +346,7 @@ class ClientSide:
             return parts[0][0]
         return linear_combination(self._learner, parts)
 
-    def arrived(self, task: Task, context: TaskContext) -> Mapping[str, Any]:
+    def on_answer_arrived(self, task: Task, context: TaskContext) -> Mapping[str, Any]:
         """Update a device's state when its answer has arrived; return what the server receives.
 
         The device stores the residuals of its codec (what encoding lost), and ``Client.on_sent`` is

@@ -17,9 +17,9 @@ class CodedContents(NamedTuple):
 
     Attributes:
         arriving: the decoded contents by name.
-        residuals: name of a content -> residual of the codec, which the sender stores if the
-            message arrives. A residual is the part that encoding has left out. A content of several
-            models has none.
+        residuals: name of a content -> residual of the codec, the part that encoding has left out.
+            The sender stores it if the message arrives; a device does so in
+            ``ClientSide.on_answer_arrived``. A content of several models has none.
     """
 
     arriving: Contents

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.streams import Streams
+from fedsim.federation.client_halves import ClientHalves
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.compute_queue import ComputeQueue
 from fedsim.federation.contents import Contents
@@ -20,7 +21,6 @@ from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.events import VISIBLE, Handlers, TaskEnd
 from fedsim.federation.lost_tasks import LostTasks
 from fedsim.federation.notices import Notices
-from fedsim.federation.own_training import ClientHalves
 from fedsim.federation.peer_channel import PeerChannel
 from fedsim.federation.task_context import TaskContext
 from fedsim.federation.timers import Timers, TimersState
@@ -239,7 +239,7 @@ class Dispatch:
         visible_outcome = VISIBLE[outcome]
         contents: Contents = {}  # of the answer
         if outcome == "done":
-            contents = self.client_side.arrived(task, context)
+            contents = self.client_side.on_answer_arrived(task, context)
             if task.round is not None:
                 self.updates.add(task.id, task.device, task.round, contents)
         end = TaskEnd(

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fedsim.common.training import Training
 from fedsim.federation.cosines import kinds_of_pairs, spread_by_kind
-from fedsim.federation.ending import StopRules
 from fedsim.federation.evaluation_spec import EvaluationSpec
 from fedsim.federation.group_agreement import measure_agreement
 from fedsim.federation.round_result import Measured, ModelAssignment
+from fedsim.federation.stop_rules import StopRules
 from fedsim.federation.unseen import UnseenTests
 from fedsim.learning.evaluation import AccuracyOver
 from fedsim.learning.objectives import EvaluationMetric
@@ -24,7 +24,7 @@ from fedsim.learning.refs import Ref
 
 if TYPE_CHECKING:
     from fedsim.federation.events import Handlers
-    from fedsim.federation.own_training import LocalTrainings
+    from fedsim.federation.local_trainings import LocalTrainings
     from fedsim.learning import Evaluation, Learner
 
 Figures = dict[str, float | None]

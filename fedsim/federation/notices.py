@@ -6,10 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fedsim.clock.simulation import Handler, Simulation
+from fedsim.federation.client_halves import ClientHalves
 from fedsim.federation.contents import received
 from fedsim.federation.devices import Devices
 from fedsim.federation.events import Handlers
-from fedsim.federation.own_training import ClientHalves
 
 if TYPE_CHECKING:
     from fedsim.world.task_runner import TaskRunner

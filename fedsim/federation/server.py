@@ -15,12 +15,12 @@ from fedsim.common.errors import SimulationError, show_value
 from fedsim.federation.client import RunInfo
 from fedsim.federation.clients import Clients
 from fedsim.federation.contents import Contents, payloads
-from fedsim.federation.ending import StopRules
 from fedsim.federation.evaluator import NOT_MEASURED, Evaluator
 from fedsim.federation.peer import Peer
 from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.federation.server_edges import ServerEdges
 from fedsim.federation.server_models import ServerModels
+from fedsim.federation.stop_rules import StopRules
 from fedsim.learning.refs import Ref
 from fedsim.world.steps import Cause
 

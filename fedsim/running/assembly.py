@@ -14,17 +14,18 @@ from fedsim.common.model_cost import ModelCost
 from fedsim.common.streams import Streams
 from fedsim.common.training import CutBy, ModelCut
 from fedsim.federation.client import RunInfo
+from fedsim.federation.client_halves import ClientHalves
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.devices import Devices
 from fedsim.federation.direction_codec import DirectionCodec
 from fedsim.federation.dispatch import Dispatch
-from fedsim.federation.ending import StopRules
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.fewer_layers import FewerLayers
+from fedsim.federation.local_trainings import LocalTrainings
 from fedsim.federation.notices import NoticeKind
-from fedsim.federation.own_training import ClientHalves, LocalTrainings
 from fedsim.federation.server import Server
+from fedsim.federation.stop_rules import StopRules
 from fedsim.federation.unseen import COLUMNS
 from fedsim.learning import Learner
 from fedsim.learning.architecture import LoRA, layers_of

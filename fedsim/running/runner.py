@@ -23,6 +23,7 @@ from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import AVAILABILITY, TRACED_LINKS, TRACES, models_digest
 from fedsim.running.checkpoint import snapshot, store
+from fedsim.running.checkpoint.origins import Origins
 from fedsim.running.model_files import Models, best_models, find_not_finite, last_models
 from fedsim.running.more import (
     Extension,
@@ -152,7 +153,7 @@ class Job:
 
     def _prepare_checkpoints(self, out: Path, *, resume: bool) -> None:
         """Restore the newest checkpoint if ``resume``, and create the checkpointer."""
-        origins = snapshot.Origins(self.run)
+        origins = Origins(self.run)
         if resume:
             self._restore(out, origins)
         files.write_network(out, self.run.network.layout())
@@ -161,7 +162,7 @@ class Job:
                 self.scenario.checkpoint, out, self.run, self.recorder, origins
             )
 
-    def _restore(self, out: Path, origins: snapshot.Origins) -> None:
+    def _restore(self, out: Path, origins: Origins) -> None:
         """Restore the newest checkpoint, and remove all files that were written after it.
 
         With ``more``, the newest checkpoint before the run's end is restored, and the scenario in

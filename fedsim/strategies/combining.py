@@ -66,7 +66,9 @@ class Combining(Strategy[S]):
     ) -> Ref:
         """Return the next model, by the scenario's aggregation and server optimiser.
 
-        The step is recorded as ``aggregate``. ``Params`` must have the keys ``aggregation`` and
+        The model is returned as a name (``Ref``): it is computed, with the trainings on which it
+        depends, when its weights are needed, such as for a test. The step is recorded as
+        ``aggregate``. ``Params`` must have the keys ``aggregation`` and
         ``server``, as ``AggregatingParams`` and ``CombiningParams`` have.
 
         Args:

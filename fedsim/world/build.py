@@ -17,7 +17,6 @@ from fedsim.common.streams import Streams
 from fedsim.common.wording import explain
 from fedsim.world.availability import Availability
 from fedsim.world.batteries import Batteries, Powered
-from fedsim.world.epoch_times import EpochTimes
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network, NetworkSpec, StarSpec
@@ -27,6 +26,7 @@ from fedsim.world.processes import Process, Processes, World, WorldSpec
 from fedsim.world.rooflines import Rooflines
 from fedsim.world.steps import Task, TaskStep
 from fedsim.world.task_runner import TaskRunner
+from fedsim.world.time_variation import TimeVariation
 
 
 class WorldBuilder:
@@ -143,7 +143,7 @@ class WorldBuilder:
         spec = self._spec
         self.messages = Messages(self._simulation, self.network, self._edges, on_edge_lost)
         jitter = spec.jitters(self._streams, self._root)
-        compute = EpochTimes(self._streams, jitter, spec.slow_phases, spec.devices)
+        compute = TimeVariation(self._streams, jitter, spec.slow_phases, spec.devices)
         self.tasks = TaskRunner(
             self.messages,
             self.population,

@@ -12,10 +12,10 @@ from typing import TypedDict
 
 from fedsim.clock.simulation import TICK_S, on_grid, on_grid_after
 from fedsim.common.training import Limit, Training
-from fedsim.world.epoch_times import EpochTimes
 from fedsim.world.hosts import Hosts, HostSpec, HostsState
 from fedsim.world.steps import Cause, StepServices, Task
 from fedsim.world.steps.computations import EpochStep, Plan
+from fedsim.world.time_variation import TimeVariation
 
 
 class TimerState(TypedDict):
@@ -38,6 +38,10 @@ class TimerState(TypedDict):
 class EpochTimer:
     """Part of ``TaskRunner`` that sets the alarms for the ends of trainings and evaluations.
 
+    A step of a task calls ``begin``, which calls ``schedule_end``. That method gets count and usual
+    times of the epochs from the step (``EpochStep.plan``), and the ends of the epochs, with jitter
+    and slow phases, from ``TimeVariation.epoch_ends``. ``TaskRunner.end_step_at`` sets the alarm.
+
     Args:
         runner: the runner of the tasks.
         compute: model of the times of epochs.
@@ -48,14 +52,14 @@ class EpochTimer:
         hosts: machines whose cores the devices share; None if each device has its own.
     """
 
-    def __init__(self, runner: StepServices, compute: EpochTimes, host: HostSpec | None) -> None:
+    def __init__(self, runner: StepServices, compute: TimeVariation, host: HostSpec | None) -> None:
         self._runner = runner
         self._simulation = runner.simulation
         self._compute = compute
         self.hosts: Hosts | None = None
         if host is not None:
             self.hosts = Hosts(self._simulation, host, self._end_epoch)
-        self._simulation.env.declare_alarm("look-ahead", self._set_look)
+        self._simulation.env.declare_alarm("look-ahead", self._set_next_call)
         self.paces: dict[int, float] = {}
         # ID of a task whose pace has changed -> ends of its epochs, up to the running epoch (s)
         self._fixed_ends: dict[int, list[float]] = {}
@@ -92,16 +96,16 @@ class EpochTimer:
         failing_s = self._runner.population.failing_s(task.device, training, task.samples)
         task.fails = failing_s is not None
         if failing_s is None:
-            self.look_ahead(task)
+            self.schedule_end(task)
         else:
             task.epoch_ends = []
             self._runner.end_step_at(task, on_grid_after(now + failing_s))
 
-    def look_ahead(self, task: Task) -> None:
+    def schedule_end(self, task: Task) -> None:
         """Compute the end of a task's running computation, and set the alarm for it.
 
         A training that would contain thousands of slow phases (``population.slow_phases``) is not
-        computed to its end at once. Phases are then drawn only up to ``EpochTimes.reach_s`` seconds
+        computed to its end at once. Phases are then drawn only up to ``TimeVariation.reach_s`` seconds
         from the begin of the step. If the computation does not end by then, the alarm calls this
         method again at that time. Each further call draws phases for twice the time that has passed
         since the begin of the step.
@@ -115,14 +119,14 @@ class EpochTimer:
             return
         horizon = math.inf
         if self._compute.reach_s < math.inf:
-            horizon = self._next_look(task)
+            horizon = self._next_horizon(task)
         # time (s) after which no end is needed, as the device is disconnected or the run is over
         last = max(task.step_start, min(task.disconnects_at, self._simulation.end))
         ends = self._epoch_ends(task, plan, min(last, horizon))
         task.epoch_ends = ends
         # the ends after the horizon are still unknown, if there are any within the limit
         if horizon < last and ends and horizon < min(ends[-1], plan.limit):
-            self._look_again(task, horizon)
+            self._schedule_again(task, horizon)
             return
         if plan.adaptive:
             ends = self._compute.adapt(task.step_start, ends, plan.limit + plan.slack_s)
@@ -130,18 +134,18 @@ class EpochTimer:
         end = ends[-1] if _all_fit(ends, plan) else max(plan.limit, self._simulation.now)
         self._runner.end_step_at(task, end)
 
-    def _next_look(self, task: Task) -> float:
+    def _next_horizon(self, task: Task) -> float:
         """Return the time (s) up to which the ends of a task's epochs are computed now."""
         start = task.step_start
         ahead_s = max(self._compute.reach_s, 2 * (self._simulation.now - start))
         return on_grid(start + ahead_s)
 
-    def _look_again(self, task: Task, when: float) -> None:
-        """Set the alarm for another ``look_ahead`` at ``when`` (s), or for a battery flat before."""
+    def _schedule_again(self, task: Task, when: float) -> None:
+        """Set the alarm for another ``schedule_end`` at ``when`` (s), or for a battery flat before."""
         if self._runner.battery_watch.runs_flat(task, when):
             self._runner.end_step_at(task, math.inf)
         else:
-            self._set_look(task.id, when)
+            self._set_next_call(task.id, when)
 
     def _plan(self, task: Task) -> Plan:
         """Return count, times and limit of the epochs of a task's step, at the present speed."""
@@ -292,15 +296,15 @@ class EpochTimer:
             task.cancel("alarm")
             task.cancel("battery")
             self._fixed_ends[task.id] = [*task.epoch_ends[:done], end]
-            self.look_ahead(task)
+            self.schedule_end(task)
 
     # state for checkpoints, and alarms that a resumed run sets again
 
-    def _set_look(self, number: int, when: float) -> None:
-        """Set the alarm for another ``look_ahead`` of the task with ID ``number`` at ``when`` (s)."""
+    def _set_next_call(self, number: int, when: float) -> None:
+        """Set the alarm for another ``schedule_end`` of the task with ID ``number`` at ``when`` (s)."""
         task = self._runner.running[number]
         task.alarm = self._simulation.env.at(
-            ("look-ahead", number), when, partial(self.look_ahead, task)
+            ("look-ahead", number), when, partial(self.schedule_end, task)
         )
 
     def snapshot(self) -> TimerState:

@@ -38,12 +38,12 @@ from fedsim.world.distributions import (
     NameDistribution,
     SpeedDistribution,
 )
-from fedsim.world.epoch_times import SlowPhases
 from fedsim.world.hosts import HostSpec
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
 from fedsim.world.own_training import LocalSpec
 from fedsim.world.population import Population
 from fedsim.world.rooflines import Rooflines
+from fedsim.world.time_variation import SlowPhases
 
 
 class Stragglers(Spec):

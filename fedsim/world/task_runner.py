@@ -3,6 +3,9 @@
 A device has a process only while it carries out a task. An idle device is only an index of the
 population. The kinds of steps are in ``fedsim.world.steps``.
 
+No process watches whether devices can be reached. When a task starts, its runner looks up when the
+device will disconnect, and sets an alarm for that time, which ends the task.
+
 A step either completes, or ends early because its process is interrupted with a cause. If a step
 completes in the instant of an interruption, it counts as complete, and the next step is interrupted
 as it begins. A step is in time if it completes at most ``tie_s``, the error of rounding, after a
@@ -25,12 +28,12 @@ from fedsim.world.availability import Availability
 from fedsim.world.batteries import Batteries
 from fedsim.world.battery_watch import BatteryWatch, BatteryWatchState
 from fedsim.world.epoch_timer import EpochTimer, TimerState
-from fedsim.world.epoch_times import EpochTimes
 from fedsim.world.hosts import HostSpec
 from fedsim.world.messages import Messages
 from fedsim.world.population import Population
 from fedsim.world.slots import MessageSlots, SlotsState
 from fedsim.world.steps import Cause, Queue, Task, TaskStep
+from fedsim.world.time_variation import TimeVariation
 
 
 class RunnerState(TypedDict):
@@ -94,7 +97,7 @@ class TaskRunner:
         messages: Messages,
         population: Population,
         availability: Availability,
-        compute: EpochTimes,
+        compute: TimeVariation,
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_task_end: Callable[[Task], None],
         batteries: Batteries | None = None,

@@ -23,7 +23,7 @@ from fedsim.common.arrays import Floats
 from fedsim.common.streams import Streams
 from fedsim.world.network import Flow, Star, ends
 from fedsim.world.network.protocol import Protocol, Tcp, Transport
-from fedsim.world.network.queueing import Queueing
+from fedsim.world.network.queues.sharing import Queueing
 
 _MBIT_S = 125_000.0
 _ROUNDS = 3

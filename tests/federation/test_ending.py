@@ -11,7 +11,7 @@ import pytest
 import fedsim
 from fedsim.common.errors import ScenarioError
 from fedsim.common.stop import StopSpec
-from fedsim.federation.ending import StopRules
+from fedsim.federation.stop_rules import StopRules
 from fedsim.lab.audit import audit
 from fedsim.testing import assert_same_run, eventful_world, go_on, run, run_until
 from tests.lab.test_audit import reseal

@@ -21,10 +21,10 @@ from torch.nn import functional
 import fedsim
 from fedsim.clock.executors import Threads
 from fedsim.common.stop import StopSpec
-from fedsim.federation.ending import StopRules
 from fedsim.federation.evaluation_spec import EvaluationSpec
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.group_agreement import measure_agreement
+from fedsim.federation.stop_rules import StopRules
 from fedsim.lab.terminal import summary_lines
 from fedsim.learning import Learner, testsets
 from fedsim.learning.data.federated import FederatedData, Shard

@@ -15,9 +15,9 @@ from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import ScenarioError
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import ALL_SAMPLES, LocalSteps, Part, Proximal, Training
-from fedsim.federation.ending import StopRules
 from fedsim.federation.evaluation_spec import EvaluationSpec
 from fedsim.federation.evaluator import Evaluator, WorldView
+from fedsim.federation.stop_rules import StopRules
 from fedsim.learning.data.federated import Shard, stratified_part
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron

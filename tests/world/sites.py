@@ -10,13 +10,13 @@ from fedsim.common.streams import Streams
 from fedsim.common.training import Batching
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.batteries import Batteries
-from fedsim.world.epoch_times import EpochTimes
 from fedsim.world.hosts import HostSpec
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
 from fedsim.world.population import Population
 from fedsim.world.steps import Task, TaskStep
 from fedsim.world.task_runner import TaskRunner
+from fedsim.world.time_variation import TimeVariation
 
 
 class WorkSite:
@@ -38,7 +38,7 @@ class WorkSite:
             population,
             availability or AlwaysOn(),
         )
-        compute = EpochTimes(Streams(1), 0.0, None, len(population.speed))
+        compute = TimeVariation(Streams(1), 0.0, None, len(population.speed))
         self.ended: list[Task] = []
         self.records: list[Record] = []
         self.following: Callable[[Task], tuple[TaskStep, ...]] | None = None

@@ -18,12 +18,12 @@ from fedsim.common.training import ALL_SAMPLES, Batching, LastBatch, LocalSteps,
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
 from fedsim.toolbox.models.profile import profile
 from fedsim.world.device_kinds import DeviceKind
-from fedsim.world.epoch_times import EpochTimes, SlowPhases
 from fedsim.world.hosts import HostSpec
 from fedsim.world.network import Star
 from fedsim.world.population import Population
 from fedsim.world.rooflines import Rooflines, operations_s
 from fedsim.world.steps import Work
+from fedsim.world.time_variation import SlowPhases, TimeVariation
 from tests.benchmarks.hashes import STRATEGIES
 from tests.benchmarks.roofline import MODELS, batch_s, fit
 from tests.world.sites import WorkSite
@@ -32,15 +32,15 @@ SLOW = SlowPhases(factor=0.25, mean_normal="10 s", mean_slow="10 s")  # type: ig
 
 
 def test_epochs_end_back_to_back() -> None:
-    ends = EpochTimes(Streams(1), 0.0, None, 2).epoch_ends(0, 10.0, 0.1, 5, math.inf)
+    ends = TimeVariation(Streams(1), 0.0, None, 2).epoch_ends(0, 10.0, 0.1, 5, math.inf)
     assert ends == [on_grid(10.0 + 0.1 * (epoch + 1)) for epoch in range(5)]
     # infinitely fast
-    ends = EpochTimes(Streams(1), 0.0, None, 2).epoch_ends(0, 2.0, 0.0, 3, math.inf)
+    ends = TimeVariation(Streams(1), 0.0, None, 2).epoch_ends(0, 2.0, 0.0, 3, math.inf)
     assert ends == [2.0, 2.0, 2.0]
 
 
 def test_so_many_epochs_are_exactly_as_long_as_a_limit_of_so_many() -> None:
-    compute = EpochTimes(Streams(1), 0.0, None, 2)
+    compute = TimeVariation(Streams(1), 0.0, None, 2)
     for epoch_s in (0.1, 1 / 3, 4.2, 123.456789, 1e-3 / 7):
         for epochs in (1, 5, 77, 1000):
             limit = on_grid(3.0 + epochs * epoch_s)
@@ -51,7 +51,7 @@ def test_so_many_epochs_are_exactly_as_long_as_a_limit_of_so_many() -> None:
 
 
 def test_jitter_has_mean_one_and_the_stated_spread_and_belongs_to_the_instant() -> None:
-    compute = EpochTimes(Streams(4), 0.3, None, 2)
+    compute = TimeVariation(Streams(4), 0.3, None, 2)
     times = [
         compute.epoch_ends(1, float(start), 1.0, 1, math.inf)[0] - start for start in range(8000)
     ]
@@ -62,8 +62,8 @@ def test_jitter_has_mean_one_and_the_stated_spread_and_belongs_to_the_instant() 
 
 
 def test_slow_phases_are_integrated() -> None:
-    end = EpochTimes(Streams(9), 0.0, SLOW, 2).epoch_ends(0, 3.0, 500.0, 1, math.inf)[0]
-    phases = EpochTimes(Streams(9), 0.0, SLOW, 2)._phases
+    end = TimeVariation(Streams(9), 0.0, SLOW, 2).epoch_ends(0, 3.0, 500.0, 1, math.inf)[0]
+    phases = TimeVariation(Streams(9), 0.0, SLOW, 2)._phases
     assert phases is not None
     done, time = 0.0, 3.0
     while time < end:
@@ -86,7 +86,7 @@ def test_a_horizon_changes_nothing_before_it(
         (3.0, 25.0, 9.0),
         (0.25, 8.25, 3.25),
     ]:
-        compute = EpochTimes(Streams(9), jitter, slow, 2)
+        compute = TimeVariation(Streams(9), jitter, slow, 2)
         whole = [end for end in compute.epoch_ends(0, start, epoch_s, 30, math.inf) if end <= 1e5]
         ends = compute.epoch_ends(0, start, epoch_s, 30, limit, horizon)
         known = [end for end in ends if end <= min(limit, horizon)]
@@ -100,7 +100,7 @@ def test_a_horizon_changes_nothing_before_it(
 
 def test_a_billion_epochs_are_not_laid_out() -> None:
     for jitter, slow in ((0.0, None), (0.3, None), (0.3, SLOW)):
-        compute = EpochTimes(Streams(9), jitter, slow, 2)
+        compute = TimeVariation(Streams(9), jitter, slow, 2)
         assert len(compute.epoch_ends(0, 3.0, 1.0, 10**9, math.inf, 23.0)) < 200
         assert len(compute.epoch_ends(0, 3.0, 1.0, 10**9, 23.0)) < 200
 
@@ -108,7 +108,7 @@ def test_a_billion_epochs_are_not_laid_out() -> None:
 def test_far_too_many_phases_are_refused_before_they_are_walked_through() -> None:
     short = SlowPhases(factor=0.5, mean_normal="1 ms", mean_slow="1 ms")  # type: ignore[arg-type]
     with pytest.raises(SimulationError, match=r"phases of 0\.001 s and 0\.001 s"):
-        EpochTimes(Streams(9), 0.0, short, 2).epoch_ends(0, 0.0, 1e9, 1, math.inf)
+        TimeVariation(Streams(9), 0.0, short, 2).epoch_ends(0, 0.0, 1e9, 1, math.inf)
 
 
 def kind(**figures: Any) -> DeviceKind:

@@ -10,8 +10,9 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.common.streams import Streams
 from fedsim.world.network import Direction, Flow, Star, ends
-from fedsim.world.network.batches import open_batch, serve_in_order, sum_by_link
-from fedsim.world.network.congestion import (
+from fedsim.world.network.protocol import Tcp, Transport
+from fedsim.world.network.queues.batches import open_batch, serve_in_order, sum_by_link
+from fedsim.world.network.queues.congestion import (
     Control,
     Senders,
     cubic_window,
@@ -20,9 +21,8 @@ from fedsim.world.network.congestion import (
     leave_slow_start,
     reduce,
 )
-from fedsim.world.network.protocol import Tcp, Transport
-from fedsim.world.network.queueing import Queueing
-from fedsim.world.network.queues import QueueingRules, choose_drops
+from fedsim.world.network.queues.sharing import Queueing
+from fedsim.world.network.queues.step_plan import QueueingRules, choose_drops
 
 PACKET = 1514.0
 WIRE = 1514 / 1448

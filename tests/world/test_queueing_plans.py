@@ -6,15 +6,19 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from fedsim.world.network.bbr import OTHER, first_estimates
-from fedsim.world.network.component import LinkComponent
-from fedsim.world.network.congestion import Control, first_state
-from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.filling import max_min
-from fedsim.world.network.links import QueuedLinks, label_components, share_first_links
-from fedsim.world.network.queued import NewFlow
-from fedsim.world.network.queueing import Queueing
-from fedsim.world.network.queues import QueueingRules
+from fedsim.world.network.queues.bbr import OTHER, first_estimates
+from fedsim.world.network.queues.congestion import Control, first_state
+from fedsim.world.network.queues.deliveries import Deliveries
+from fedsim.world.network.queues.links import (
+    QueuedLinks,
+    label_components,
+    share_first_links,
+)
+from fedsim.world.network.queues.queued_flows import NewFlow
+from fedsim.world.network.queues.sharing import Queueing
+from fedsim.world.network.queues.step_plan import QueueingRules
+from fedsim.world.network.queues.time_steps import LinkComponent
 
 PACKET = 1514.0
 CONTROLS: list[Control] = ["cubic", "reno", "bbr"]

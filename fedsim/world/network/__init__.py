@@ -1,4 +1,9 @@
-"""Network models, in which flows between two endpoints share links by max-min fairness."""
+"""Network models, in which flows between two endpoints share links.
+
+``flows.py`` has what all networks do: latencies, begins and ends of flows. Flows share links by a
+rule: in a star by ``star.py``, in other networks by ``filling.py``, both of which are max-min fair.
+Links with queues, on which senders have congestion windows, have a rule in ``queues``.
+"""
 
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.flow import Flow

@@ -7,6 +7,10 @@ all earlier ends, each at its exact time. One call of ``solve`` handles all chan
 At first, a device's own link is only a cap on the rate of its flow. The first flow that shares an
 own link with another flow, or uses two own links, makes the network *general*: from then on devices'
 own links are shared by the rule ``Filling``, as all other links are.
+
+``Network`` inherits ``RunningFlows``, which starts flows on their links. That class inherits
+``PresentRates``, which has the rates of links now, and ``PresentRates`` inherits ``Endpoints``, which
+has the routes, latencies and rates of the scenario.
 """
 
 import math

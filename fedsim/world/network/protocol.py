@@ -18,8 +18,8 @@ from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import OnlyWith, Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes, PositiveBytes, PositiveSeconds, Seconds
-from fedsim.world.network.congestion import Control
-from fedsim.world.network.queues import QueueingRules
+from fedsim.world.network.queues.congestion import Control
+from fedsim.world.network.queues.step_plan import QueueingRules
 
 FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 

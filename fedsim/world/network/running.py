@@ -9,7 +9,7 @@ from fedsim.world.network.endpoints import Infrastructure
 from fedsim.world.network.filling import Sharing
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.present import PresentRates
-from fedsim.world.network.queueing import Queueing
+from fedsim.world.network.queues.sharing import Queueing
 from fedsim.world.network.traces import LinkTraces
 from fedsim.world.network.windows import Windows
 

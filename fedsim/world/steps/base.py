@@ -96,7 +96,7 @@ class ComputationTimer(Protocol):
     def begin(self, task: "Task", training: Training | None) -> None:
         """Begin the computation of a task's step: a training, or an evaluation (``training`` None)."""
 
-    def look_ahead(self, task: "Task") -> None:
+    def schedule_end(self, task: "Task") -> None:
         """Compute the end of a task's running computation, and set the alarm for it.
 
         If the computation would contain thousands of slow phases of its device, only a part of it is

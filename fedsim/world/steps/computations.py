@@ -195,7 +195,7 @@ class Work(EpochStep):
 
     def begin(self, task: Task, services: StepServices) -> None:
         services.note_data(task)
-        services.computing.look_ahead(task)
+        services.computing.schedule_end(task)
 
     def plan(self, task: Task, services: StepServices) -> Plan:
         seconds = services.population.working_s(task.device, self)

@@ -11,15 +11,15 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from fedsim.common.arrays import AnyArray, Flags, Floats
-from fedsim.world.network.batches import sum_over_hops
-from fedsim.world.network.bbr import OTHER, BbrSenders
-from fedsim.world.network.congestion import Senders, append_row
-from fedsim.world.network.connections import SenderMemory
-from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.filling import Route
-from fedsim.world.network.links import QueuedLinks, label_components
-from fedsim.world.network.losses import RandomLosses
-from fedsim.world.network.queues import QueueingRules
+from fedsim.world.network.queues.batches import sum_over_hops
+from fedsim.world.network.queues.bbr import OTHER, BbrSenders
+from fedsim.world.network.queues.congestion import Senders, append_row
+from fedsim.world.network.queues.connections import SenderMemory
+from fedsim.world.network.queues.deliveries import Deliveries
+from fedsim.world.network.queues.links import QueuedLinks, label_components
+from fedsim.world.network.queues.losses import RandomLosses
+from fedsim.world.network.queues.step_plan import QueueingRules
 
 LEAST_STEP_S = 1e-3  # shortest time step, and shortest round trip (s)
 

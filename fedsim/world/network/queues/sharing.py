@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from fedsim.common.arrays import Floats
-from fedsim.world.network.component import LinkComponent
-from fedsim.world.network.congestion import Control
-from fedsim.world.network.connections import Connections
 from fedsim.world.network.filling import Route
-from fedsim.world.network.links import UNLIMITED
-from fedsim.world.network.queued import LEAST_STEP_S, NewFlow
-from fedsim.world.network.queues import QueueingRules
+from fedsim.world.network.queues.congestion import Control
+from fedsim.world.network.queues.connections import Connections
+from fedsim.world.network.queues.links import UNLIMITED
+from fedsim.world.network.queues.queued_flows import LEAST_STEP_S, NewFlow
+from fedsim.world.network.queues.step_plan import QueueingRules
+from fedsim.world.network.queues.time_steps import LinkComponent
 
 
 class Queueing:

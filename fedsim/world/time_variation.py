@@ -40,7 +40,7 @@ class SlowPhases(Spec):
     mean_slow: PositiveSeconds
 
 
-class EpochTimes:
+class TimeVariation:
     """Model of how long epochs take on devices: random variation, and phases of slow devices.
 
     Args:
@@ -184,7 +184,7 @@ class EpochTimes:
 def _equal_ends(
     start: float, epoch_s: float, epochs: int, limit: float, horizon: float
 ) -> list[float]:
-    """Return the ends (s) of epochs that all take the same time, as ``EpochTimes.epoch_ends`` does.
+    """Return the ends (s) of epochs that all take the same time, as ``TimeVariation.epoch_ends`` does.
 
     Args:
         start: begin of the first epoch (s).

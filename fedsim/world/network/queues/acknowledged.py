@@ -6,11 +6,17 @@ from dataclasses import replace
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats
-from fedsim.world.network.bbr import change_states, grow_by_bandwidth, note_round
-from fedsim.world.network.congestion import Growth, grow, leave_slow_start, pacing_rate, reduce
-from fedsim.world.network.movement import NO_BYTES
-from fedsim.world.network.queued import QueuedFlows
-from fedsim.world.network.queues import QueueingRules
+from fedsim.world.network.queues.bbr import change_states, grow_by_bandwidth, note_round
+from fedsim.world.network.queues.congestion import (
+    Growth,
+    grow,
+    leave_slow_start,
+    pacing_rate,
+    reduce,
+)
+from fedsim.world.network.queues.movement import NO_BYTES
+from fedsim.world.network.queues.queued_flows import QueuedFlows
+from fedsim.world.network.queues.step_plan import QueueingRules
 
 _LEAST_SHARE = 1 / 2  # least share of a step's length to which acknowledgements may shorten it
 

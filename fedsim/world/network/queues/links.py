@@ -6,7 +6,7 @@ import numpy as np
 
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.saved import saved
-from fedsim.world.network.queues import Level, QueueingRules
+from fedsim.world.network.queues.step_plan import Level, QueueingRules
 
 UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
 

@@ -13,15 +13,15 @@ import numpy as np
 from fedsim.clock.simulation import on_grid_after
 from fedsim.common.arrays import AnyArray, Flags, Floats
 from fedsim.common.saved import saved
-from fedsim.world.network.batches import open_batch
-from fedsim.world.network.congestion import Growth, part_of
-from fedsim.world.network.connections import SenderMemory
-from fedsim.world.network.links import share_first_links
-from fedsim.world.network.losses import LossDraws
-from fedsim.world.network.movement import NO_BYTES, MovedBytes, Movement
-from fedsim.world.network.queued import LEAST_STEP_S, NewFlow
-from fedsim.world.network.queues import QueueingRules, StepPlan
-from fedsim.world.network.steady import MOST_STEP_S, SteadyFlows
+from fedsim.world.network.queues.batches import open_batch
+from fedsim.world.network.queues.congestion import Growth, part_of
+from fedsim.world.network.queues.connections import SenderMemory
+from fedsim.world.network.queues.links import share_first_links
+from fedsim.world.network.queues.losses import LossDraws
+from fedsim.world.network.queues.movement import NO_BYTES, MovedBytes, Movement
+from fedsim.world.network.queues.queued_flows import LEAST_STEP_S, NewFlow
+from fedsim.world.network.queues.steady import MOST_STEP_S, SteadyFlows
+from fedsim.world.network.queues.step_plan import QueueingRules, StepPlan
 
 _STEP_SHARE = 1 / 4  # length of a step as a share of a round trip on empty links
 _QUEUE_SHARE = 1 / 4  # length of a step as a share of the time in queues

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.saved import saved
-from fedsim.world.network.congestion import append_row
+from fedsim.world.network.queues.congestion import append_row
 
 _FIRST_ROWS = 64
 _FIRST_COLUMNS = 8

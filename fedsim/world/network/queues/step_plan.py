@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.saved import saved
-from fedsim.world.network.congestion import Control, Growth
+from fedsim.world.network.queues.congestion import Control, Growth
 
 _LEAST_QUEUE = 2  # packets that every queue holds
 _MOST_DRAWS = 32  # most packets per link and step that are dropped one by one

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from fedsim.common.arrays import Floats
 from fedsim.common.saved import saved
-from fedsim.world.network.bbr import FILTER_S, OTHER, first_estimates
-from fedsim.world.network.congestion import Control, first_state
+from fedsim.world.network.queues.bbr import FILTER_S, OTHER, first_estimates
+from fedsim.world.network.queues.congestion import Control, first_state
 
 _RETRANSMISSION_S = 0.2  # least timeout beyond the round trip (s; Linux)
 

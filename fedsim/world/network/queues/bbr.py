@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.saved import saved
-from fedsim.world.network.congestion import FlowColumns, Senders
+from fedsim.world.network.queues.congestion import FlowColumns, Senders
 
 OTHER = -1  # flows with another congestion control
 STARTUP = 0

@@ -7,7 +7,7 @@ import numpy as np
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.saved import saved
 from fedsim.common.streams import Streams
-from fedsim.world.network.congestion import append_row
+from fedsim.world.network.queues.congestion import append_row
 
 
 class LossDraws:

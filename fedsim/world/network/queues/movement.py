@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.common.arrays import Floats, Ints
-from fedsim.world.network.batches import serve_in_order, sum_by_link
-from fedsim.world.network.links import QueuedLinks
-from fedsim.world.network.losses import LossDraws, RandomLosses
-from fedsim.world.network.queues import Level, choose_drops
+from fedsim.world.network.queues.batches import serve_in_order, sum_by_link
+from fedsim.world.network.queues.links import QueuedLinks
+from fedsim.world.network.queues.losses import LossDraws, RandomLosses
+from fedsim.world.network.queues.step_plan import Level, choose_drops
 
 NO_BYTES = 1e-6  # bytes that count as none
 
