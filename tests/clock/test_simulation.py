@@ -32,7 +32,7 @@ from fedsim.testing import (
     run,
     run_until,
 )
-from fedsim.world import epoch_times
+from fedsim.world import time_variation
 from tests.children import ended, popen, python_within
 
 
@@ -291,7 +291,7 @@ def test_how_far_is_looked_ahead_changes_nothing(
         availability={"kind": "renewal", "mean_on": "60 s", "mean_off": "10 s"}
     ) | {"strategy": strategy}
     events = run(sections, tmp_path / "far")["events"]
-    monkeypatch.setattr(epoch_times, "_PHASES_AHEAD", 0.5)
+    monkeypatch.setattr(time_variation, "_PHASES_AHEAD", 0.5)
     run(sections, tmp_path / "near")
     assert_same_run(tmp_path / "far", tmp_path / "near")
     assert run_until(sections, tmp_path / "cut", events // 2) == "interrupted"
@@ -318,7 +318,7 @@ import fedsim.running.runner
 from fedsim.clock.simulation import Simulation
 
 submit, begun = Simulation.submit, []
-fedsim.running.runner._TRAINING_S = 0.5
+fedsim.running.runner._LONGEST_TRAINING_S = 0.5
 
 def slow(self, function, *args):
     def long(*args):
