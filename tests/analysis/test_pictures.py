@@ -24,11 +24,12 @@ from fedsim.analysis.fairness import (
 )
 from fedsim.analysis.style import NothingToDrawError, render_pixels
 from fedsim.common.errors import RunFolderError
+from fedsim.lab.compare.measures import measure
 from fedsim.lab.reading.fairness import jain_over_time
 from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world, run
-from tests.analysis.conftest import Ran
+from tests.analysis.conftest import Lived, Ran
 
 
 def test_names_are_made_fit_to_draw() -> None:
@@ -76,6 +77,19 @@ def test_selections_add_up(split: RunFolder) -> None:
     assert groups["valid"].sum() == sum(row["valid"] for row in split.rounds)
     panel = draw_fairness([split]).axes[-1]
     assert [bar.get_height() for bar in panel.patches] == [*groups["valid"], *groups["failed"]]
+
+
+@pytest.mark.parametrize("kind", ["hierfavg", "flexcfl"])
+def test_a_continued_task_is_one_selection(kind: str, lived: Lived) -> None:
+    run = lived(kind)
+    counts = selections_of_devices(run)
+    assert sorted(counts) == sorted(row["selected"] for row in run.devices)
+    starts = [event for event in run.events if event["kind"] == "task-start"]
+    assert counts.sum() < sum(event["round"] is not None for event in starts)
+    groups = selections_of_groups(run)
+    assert groups["valid"].sum() == sum(row["valid"] for row in run.rounds)
+    assert groups["failed"].sum() == counts.sum() - groups["valid"].sum()
+    assert jain_over_time(run)[1][-1] == pytest.approx(measure(run)["Jain's index of selections"])
 
 
 def test_one_run_is_drawn_over_rounds(run: RunFolder) -> None:
