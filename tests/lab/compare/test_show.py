@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.lab.compare.columns import ComparedColumn
+from fedsim.lab.compare.columns import Absent, ComparedColumn
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.show import format_cell, print_short
-from fedsim.lab.compare.table import Comparison, _mean_difference
+from fedsim.lab.compare.table import Comparison, _mean_cell, _mean_difference
 from fedsim.lab.terminal import Console
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
@@ -32,6 +32,17 @@ def refused(*words: object) -> str:
     result = call("compare", *words)
     assert (result.exit_code, "Traceback" in result.output) == (2, False), result.output
     return result.output
+
+
+def test_times_that_differ_by_ticks_are_equal() -> None:
+    tick = 2.0**-30
+    cell = _mean_cell([800.0, 800.0 - 30 * tick, 800.0], math.inf)
+    assert isinstance(cell, Estimate)
+    assert format_cell(cell, ComparedColumn("time (s)", (cell,))) == "800"
+    assert ComparedColumn("time (s)", (800.0, cell, 900.0), best="least").best_cells == {0, 1}
+    assert ComparedColumn("time (s)", (800.0, cell), best="least").best_cells == set()
+    difference = _mean_difference({1: (800.0, 800.0), 2: (800.0, 800.0 - 40 * tick)})
+    assert (difference.mean, difference.low, difference.high) == (0, 0, 0)
 
 
 def test_runs_side_by_side(runs: dict[str, Path]) -> None:
@@ -53,6 +64,21 @@ def test_runs_side_by_side(runs: dict[str, Path]) -> None:
     shown = compared(*runs.values(), "--target", "0.2", "--all")
     assert "rounds to target 0.2" in shown
     assert "\x1b" not in shown
+
+
+def test_a_run_without_learning_has_not_missed_an_accuracy(runs: dict[str, Path]) -> None:
+    text = compared(runs["fedavg"], runs["off"], "--target", "0.99")
+    assert "not measured" in text
+    assert "missed by off" not in text
+    comparison = Comparison(read_lines([runs["fedavg"], runs["off"]]), [0.2])
+    (answer,) = comparison.answers()
+    assert answer.missed == ()
+    (column,) = [
+        column
+        for column in comparison.side_by_side().columns
+        if column.head == "time to target 0.2 (s)"
+    ]
+    assert column.cells[1] == Absent("not measured")
 
 
 @pytest.mark.parametrize("width", [30, 200])
