@@ -44,11 +44,11 @@ _WAITED: dict[str, palette.Look] = {
         "facecolor": palette.VALID,
         "edgecolor": "#00654A",
         "hatch": "//////",
-        "label": "waiting for the slowest: it was valid",
+        "label": "the slowest client was valid",
     },
-    "slow": {"facecolor": palette.ORANGE, "hatch": "....", "label": "it was slow"},
-    "late": {"facecolor": palette.VERMILLION, "label": "it came late"},
-    "lost": {"facecolor": palette.BLACK, "label": "it was lost"},
+    "slow": {"facecolor": palette.ORANGE, "hatch": "....", "label": "the slowest was slow"},
+    "late": {"facecolor": palette.VERMILLION, "label": "the slowest was late"},
+    "lost": {"facecolor": palette.BLACK, "label": "the slowest was lost"},
 }
 _SEVERITY: tuple[AttemptOutcome, ...] = ("stopped", *COUNTED)  # the worst outcome is the last
 _EXTENT: palette.Look = {"color": palette.BLACK, "linewidth": 0.8}
@@ -375,7 +375,7 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
         by_round.set_title(title_of(line.name, words, panel_width))
         by_round.set_ylim(0, end * 1.02 / unit.size)
         if is_leftmost:
-            by_round.set_ylabel(f"time of a round ({unit.name})")
+            by_round.set_ylabel(f"since a round began ({unit.name})")
         _draw_devices(by_device, line)
         if is_in_top_row:
             by_device.set_title("share of the waiting (%)", loc="right")

@@ -136,6 +136,12 @@ def test_waits_are_those_of_the_critical_path(name: str, request: pytest.Fixture
         assert set(path.late) <= set(wait.devices)
 
 
+def test_outcomes_that_never_occur_are_not_drawn(roundless: RunFolder) -> None:
+    figure = draw_straggling([series_of(roundless)], 3.5).figure
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["valid", "lost"]
+    assert " late" not in figure.axes[0].get_title(loc="left")
+
+
 def test_seeds_are_a_mean_and_a_band(two: list[RunFolder]) -> None:
     line = measure_straggling(series_of(*two))
     alone = [measure_straggling(series_of(run)) for run in two]
