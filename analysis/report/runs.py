@@ -295,7 +295,8 @@ def waiting(run: RunFolder) -> Markup | None:
     """Return the part of the page on the critical paths of a run's rounds, with two examples.
 
     A round's critical path is the chain of steps, such as trainings, that determined when the round
-    ended. The examples are the longest round, and the round whose length is nearest to the median.
+    ended. The examples are the longest round, if it is longer than the median, and the round whose length is nearest to the
+    median.
 
     Returns:
         The part of the page; None if the run has no rounds or took no time.
@@ -306,18 +307,20 @@ def waiting(run: RunFolder) -> Markup | None:
     rows: list[list[str | tables.TableCell]] = []
     for name, seconds in paths.totals.items():
         duration = tables.TableCell(show_seconds(seconds), seconds)
-        share = tables.TableCell(f"{seconds / paths.end:.1%}", seconds)
+        share = tables.TableCell(show_share(seconds / paths.end, 1), seconds)
         rows.append([category_in_words(paths, name), duration, share])
     heads = ["on the critical path", "took", "share"]
-    caption = "Its times sum to the run's."
+    caption = "The times on the critical path sum to the time of the run."
     if not run.is_done:
-        caption = "Its times sum to the run's so far."
+        caption = "The times on the critical path sum to the time of the run so far."
     table = tables.grid(heads, rows, [True, False, False], caption)
     median_s = median(path.seconds for path in paths.rounds)
     longest = max(paths.rounds, key=lambda path: path.seconds)
     usual = min(paths.rounds, key=lambda path: abs(path.seconds - median_s))
-    examples = [_describe_round_path(paths, longest.number, "the longest")]
-    if usual.number != longest.number:
+    examples = []
+    if show_seconds(longest.seconds) != show_seconds(median_s):
+        examples.append(_describe_round_path(paths, longest.number, "the longest"))
+    if not examples or usual.number != longest.number:
         examples.append(_describe_round_path(paths, usual.number, "a usual one"))
     return join(el("p", " ".join(run_in_words(paths))), table, *examples)
 

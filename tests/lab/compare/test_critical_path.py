@@ -213,6 +213,11 @@ def test_a_round_that_its_deadline_ended_in_words(tmp_path: Path) -> None:
         found.round(7)
 
 
+def test_rounds_of_one_length_have_no_longest(tmp_path: Path) -> None:
+    equal = paths(tmp_path / "equal", [20, 20], 3)
+    assert run_in_words(equal)[0] == "3 rounds in 15.6 s: 5.2 s in the median and at most."
+
+
 def test_what_if_twice_the_deadline(tmp_path: Path) -> None:
     """The device of 40 samples, cut off after 6 s, is done after 7.2 s: 1.2 s more for its own
     upload.
