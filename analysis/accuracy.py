@@ -21,7 +21,7 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
-_LEAST_NAMED_START = 0.02  # start of an accuracy axis above which its label gives the start
+_FROM_ZERO = 1 / 3  # ratio of the ends of an axis of values below which the axis begins at 0
 _TICK: palette.Look = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, palette.Look] = {
     "deadline": {
@@ -98,10 +98,10 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         for panel, axis in zip(row, axes, strict=True):
             _plot(panel, series, curves_of(series, name), axis)
             panel.label_outer()
-        low = row[0].get_ylim()[0]
+        low = _set_start(row[0])
         label = _label(name)
-        if low > _LEAST_NAMED_START:
-            label += f"\nthe axis begins at {low:.2g}"
+        if low > 0:
+            label += f"\nthe axis begins at {low:g}"
         row[0].set_ylabel(label)
     handles: list[Artist] = []
     if len(runs) == 1:
@@ -110,6 +110,22 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     else:
         handles = _handles(series, curves, marker="o", markersize=3.5)
     return style.finish(figure, runs, handles)
+
+
+def _set_start(panel: Axes) -> float:
+    """Let the vertical axis of a panel begin at a tick, and at 0 if 0 is near; return its start.
+
+    The axis of negative values stays.
+    """
+    low, high = panel.get_ylim()
+    if panel.dataLim.y0 < 0:
+        return low
+    start = 0.0
+    if low > _FROM_ZERO * high:
+        ticks = panel.get_yticks()
+        start = float(ticks[ticks <= low].max(initial=0.0))
+    panel.set_ylim(bottom=start)
+    return start
 
 
 def _label(name: str) -> str:

@@ -23,6 +23,7 @@ from fedsim.analysis.fairness import (
     waiting_times,
 )
 from fedsim.analysis.style import NothingToDrawError, render_pixels
+from fedsim.analysis.timeline import draw_timeline
 from fedsim.common.errors import RunFolderError
 from fedsim.lab.compare.measures import measure
 from fedsim.lab.reading.fairness import jain_over_time
@@ -147,6 +148,19 @@ def test_waiting_counts_rounds_since_the_last_selection(
             waits.append(min(past) if past else number + 1 - first)
         found = (*waiting.loc[number, ["mean", "p90", "longest"]],)
         assert found == pytest.approx((np.mean(waits), np.percentile(waits, 90), max(waits)))
+
+
+def test_axes_of_waiting_have_room_for_a_round_if_no_device_waits(ran: Ran) -> None:
+    strategy = {"kind": "fedavg", "clients_per_round": 6}
+    population = {"devices": 6, "speed": "20 samples/s"}
+    every = ran("every", learning="off", population=population, strategy=strategy)
+    assert not waiting_times(every, "round")["longest"].any()
+    assert [panel.get_ylim() for panel in draw_fairness([every]).axes[1:4]] == [(0, 1)] * 3
+
+
+def test_the_mark_of_a_flat_battery_is_named(folders: list[RunFolder]) -> None:
+    labels = [text.get_text() for text in draw_timeline(folders[0]).legends[0].get_texts()]
+    assert "battery flat at this instant" in labels
 
 
 def heights(panel: Axes) -> float:

@@ -9,13 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from fedsim.analysis.accuracy import band, draw_accuracy, draw_costs
+from fedsim.analysis.accuracy import _set_start, band, draw_accuracy, draw_costs
 from fedsim.analysis.palette import line_of
+from fedsim.analysis.report.legend import timeline_legend
+from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.round_lanes import read_attempts, trained_rounds
 from fedsim.analysis.series import group_by_scenario
 from fedsim.analysis.stragglers import MOST_LANES, MOST_PANELS, draw_stragglers
 from fedsim.analysis.style import NothingToDrawError
+from fedsim.analysis.timeline import draw_timeline
 from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic, read_parts
 from fedsim.lab.reading.history import History
 from fedsim.records.ledger import sum_view
@@ -27,7 +31,8 @@ from tests.strategies.test_hierfavg import by_hand, outage
 
 def test_three_panels_show_the_rounds_table(run: RunFolder) -> None:
     rounds, time, moved = draw_accuracy([run]).axes
-    assert f"the axis begins at {rounds.get_ylim()[0]:.2g}" in rounds.get_ylabel()
+    assert rounds.get_ylim()[0] == 0
+    assert rounds.get_ylabel() == "test accuracy (0 to 1)"
     accuracy = [row["accuracy"] for row in run.rounds]
     sums = np.cumsum([row["bytes_down"] + row["bytes_up"] for row in run.rounds])
     for panel in (rounds, time, moved):
@@ -39,6 +44,19 @@ def test_three_panels_show_the_rounds_table(run: RunFolder) -> None:
     np.testing.assert_allclose(time.lines[0].get_xdata(), [row["time"] for row in run.rounds])
     assert moved.get_xlabel() == "moved (kB)"
     np.testing.assert_allclose(moved.lines[0].get_xdata(), sums / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("values", "start"),
+    [((0.3, 0.95), 0.0), ((34.0, 0.25), 0.0), ((0.9497, 0.993), 0.94), ((-2.0, 1.0), -2.15)],
+)
+def test_an_axis_of_values_begins_at_zero_or_at_a_tick(
+    values: tuple[float, float], start: float
+) -> None:
+    panel = Figure().subplots()
+    panel.plot(values)
+    assert _set_start(panel) == pytest.approx(start)
+    assert panel.get_ylim()[0] == pytest.approx(start)
 
 
 def test_runs_side_by_side_are_told_apart(
@@ -211,6 +229,18 @@ def test_updates_that_are_lost_with_their_edge_server_are_wasted(tmp_path: Path)
         == pytest.approx(3000)
     )
     assert set(parts["direction"]) == {"down", "up"}
+
+
+def test_legends_say_that_tasks_are_lost_with_their_edge_server(tmp_path: Path) -> None:
+    run(by_hand(**outage(6, 4)), tmp_path / "edges")
+    folder = RunFolder(tmp_path / "edges")
+    assert any(event["outcome"] == "lost" for event in folder.events if event["kind"] == "task-end")
+    meaning = "wasted, lost: device disconnected, or its edge server failed"
+    labels = [text.get_text() for text in draw_timeline(folder).legends[0].get_texts()]
+    assert meaning in labels
+    legend = timeline_legend([read_timeline(folder, 100, 1000)])
+    assert meaning in legend
+    assert "its device disconnected, or its edge server failed" in legend
 
 
 def attempts_of(run: RunFolder) -> pd.DataFrame:
