@@ -1,5 +1,9 @@
 """Accuracy, costs, traffic and stragglers: what is drawn of rounds is what the tables say."""
 
+import json
+import re
+import shutil
+import warnings
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +22,7 @@ from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.round_lanes import read_attempts, trained_rounds
 from fedsim.analysis.series import group_by_scenario
 from fedsim.analysis.stragglers import MOST_LANES, MOST_PANELS, draw_stragglers
-from fedsim.analysis.style import NothingToDrawError
+from fedsim.analysis.style import NothingToDrawError, render_pixels
 from fedsim.analysis.timeline import draw_timeline
 from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic, read_parts
 from fedsim.lab.reading.history import History
@@ -75,6 +79,46 @@ def test_rounds_are_on_a_log_scale_beside_a_run_of_many_more(run: RunFolder, ran
     many = ran("many", strategy={"kind": "fedasync", "concurrency": 4}, stop={"rounds": 40})
     rounds, time, _ = draw_accuracy([run, many]).axes
     assert (rounds.get_xscale(), time.get_xscale()) == ("log", "linear")
+
+
+@pytest.mark.parametrize("rounds", [8, 80])
+def test_a_run_without_bytes_beside_others_does_not_spoil_the_layout(
+    rounds: int, run: RunFolder, ran: Ran
+) -> None:
+    local = ran("local", strategy={"kind": "local", "deadline": "10 s"})
+    other = ran("other", stop={"rounds": rounds})
+    figure = draw_accuracy([local, run, other])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        render_pixels(figure)
+    moved = figure.axes[2]
+    is_log = moved.get_xscale() == "log"
+    assert is_log == (rounds == 80)
+    assert len(moved.lines) == (4 if is_log else 6)
+
+
+def test_a_figure_grows_with_its_legend(run: RunFolder) -> None:
+    few = draw_accuracy([run] * 2)
+    many = draw_accuracy([run] * 24)
+    assert many.get_figheight() > few.get_figheight()
+    many.draw_without_rendering()
+    assert many.legends[0].get_window_extent().y1 < min(axes.bbox.y0 for axes in many.axes)
+
+
+def test_runs_in_a_folder_of_their_own_are_named_after_it(run: RunFolder, tmp_path: Path) -> None:
+    runs = []
+    for variant, epochs in (("short", 1), ("long", 2)):
+        for seed in (1, 2):
+            folder = tmp_path / variant / f"seed-{seed}"
+            shutil.copytree(run.path, folder)
+            text = (folder / "scenario.toml").read_text().replace("seed = 1", f"seed = {seed}")
+            text = re.sub(r"local_epochs = \d+", f"local_epochs = {epochs}", text)
+            (folder / "scenario.toml").write_text(text)
+            summary = json.loads((folder / "summary.json").read_text()) | {"seed": seed}
+            (folder / "summary.json").write_text(json.dumps(summary))
+            runs.append(RunFolder(folder))
+    names = [series.label for series in group_by_scenario(runs)]
+    assert names == ["short: fedavg (2 seeds)", "long: fedavg (2 seeds)"]
 
 
 def test_what_happened_meanwhile_is_marked(grouped: RunFolder, run: RunFolder) -> None:
