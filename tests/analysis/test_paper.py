@@ -3,6 +3,7 @@
 import csv
 import re
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def test_each_bar_of_waiting_is_a_number(two: list[RunFolder]) -> None:
     drawing = draw_waiting([series_of(*two)], 3.5)
     by_round, by_device = drawing.figure.axes[:2]
     (edge,) = [item for item in by_round.patches if item.get_gid() == "half"]
-    unit = {"s": 1.0, "min": 60.0}[by_round.get_ylabel().split("(")[1].rstrip(")")]
+    unit = {"s": 1.0, "min": 60.0}[by_round.figure.get_supylabel().split("(")[1].rstrip(")")]
     values = edge.get_data().values * unit  # type: ignore[attr-defined]
     np.testing.assert_allclose(values, [point.half_s.mean for point in line.points])
     heights = [bar.get_height() for bar in by_device.patches]  # type: ignore[attr-defined]
@@ -250,6 +251,23 @@ def test_bytes_to_a_target_are_those_of_the_transfers(run: RunFolder) -> None:
     unit = {"MB": 1e6, "kB": 1e3}[figure.axes[1].get_xlabel().split("(")[1].rstrip(")")]
     widths = [bar.get_width() * unit for bar in bars]  # type: ignore[attr-defined]
     assert widths == pytest.approx([sums["down"], sums["up"]])
+
+
+def test_names_of_bars_do_not_overlap_and_a_line_without_bytes_leaves_no_gap(
+    run: RunFolder, ran: Ran
+) -> None:
+    name = "a name that is too long for one line"
+    lines = [Series(f"{name} {number}", (run, run), number) for number in range(2)]
+    local = ran("local", strategy={"kind": "local", "deadline": "10 s"})
+    lines.append(Series("local", (local, local), 2))
+    figure = draw_communication(lines, 3.5).figure
+    figure.draw_without_rendering()
+    bars = figure.axes[1]
+    boxes = [label.get_window_extent() for label in bars.get_yticklabels()]
+    for above, below in pairwise(boxes):
+        assert above.y0 >= below.y1
+    legend = figure.legends[0].get_window_extent()
+    assert bars.get_tightbbox().y0 - legend.y1 < 0.2 * figure.dpi  # type: ignore[union-attr]
 
 
 def test_the_target_is_the_hardest_that_all_reach(run: RunFolder) -> None:
