@@ -195,7 +195,7 @@ def _table(
     """
     bands = [band(line_curves, time.column) for line_curves in curves]
     end = max(float(line["at"].max()) for line in bands if len(line)) / time.unit
-    locator = MaxNLocator(nbins=_TABLE_POINTS, steps=[1, 2, 2.5, 5, 10])
+    locator = MaxNLocator(nbins=_TABLE_POINTS, steps=[1, 2, 2.5, 4, 5, 10])
     ticks = np.asarray(locator.tick_values(0.0, end), dtype=np.float64)
     shown = ticks[(ticks > 0) & (ticks <= end)]
     rows = []

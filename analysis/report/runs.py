@@ -205,6 +205,7 @@ def _describe_lanes(data: TimelineData) -> str:
         text = f"All {population:,} devices; {worked:,} of them worked."
     if population == 1:
         text = "Its one device."
+    text += " Beside a lane are its device and, if there is room, the speed (samples/s)."
     if lanes > _THIN_LANES:
         text += (
             " Lanes thinner than two pixels are drawn as a density, four pixels for the devices that "
@@ -234,8 +235,8 @@ def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
     if total != len(entries):
         rest = f" of {total}; fedsim report, called with its folder, shows any other"
     text = (
-        f"{len(entries)} runs can be chosen, the best first{rest}. What follows is of the chosen "
-        "runs."
+        f"{len(entries)} runs can be chosen, the best first{rest}. The parts below are of the "
+        "chosen runs."
     )
     yield el("p", text, class_="soft")
 

@@ -90,7 +90,7 @@ def answer(subject: Subject) -> Markup:
     parts: list[Markup | None] = [el("h2", "In short", id="summary")]
     if done < planned:
         text = f"{done:,} of {planned:,} runs are done so far{_ended_early(lines)}."
-        text += " What follows is of the done runs alone."
+        text += " The figures below are of the done runs alone."
         parts.append(el("p", text, class_="soft"))
     parts += _unfinished(subject)
     hint = "Each is one run, so nothing says how sure that is."
