@@ -22,6 +22,7 @@ from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
 _LEGEND_ROWS = 3  # count of rows of a legend for which a figure has room
+_STARTS = MaxNLocator(nbins=4, steps=[1, 2, 5, 10])  # possible starts of an axis of values
 _FROM_ZERO = 1 / 3  # ratio of the ends of an axis of values below which the axis begins at 0
 _TICK: palette.Look = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, palette.Look] = {
@@ -119,7 +120,7 @@ def _label_values(panel: Axes, name: str) -> None:
 
 
 def _set_start(panel: Axes) -> float:
-    """Let the vertical axis of a panel begin at a tick, and at 0 if 0 is near; return its start.
+    """Let the vertical axis of a panel begin at a round number, or at 0 if 0 is near; return it.
 
     The axis of negative values stays.
     """
@@ -128,8 +129,7 @@ def _set_start(panel: Axes) -> float:
         return low
     start = 0.0
     if low > _FROM_ZERO * high:
-        ticks = panel.get_yticks()
-        start = float(ticks[ticks <= low].max(initial=0.0))
+        start = float(_STARTS.tick_values(low, high)[0])
     panel.set_ylim(bottom=start)
     return start
 

@@ -118,7 +118,7 @@ class WorldAnswer:
             return ""
         if target.metric == "accuracy":
             return f"To an accuracy of {target.value:g} "
-        return f"To a {target.metric} {target.value:g} "
+        return f"To the target {target.metric} {target.value:g} "
 
     @property
     def missing(self) -> str:

@@ -12,6 +12,7 @@ from fedsim.common.round_words import counted
 from fedsim.lab.compare import measures
 from fedsim.lab.compare.absence import explain_absence, has_accuracy
 from fedsim.lab.compare.answer import TARGETED, WorldAnswer, answers, usual_target
+from fedsim.lab.compare.cells import cell_names
 from fedsim.lab.compare.columns import NOISE, Absent, Cell, ComparedColumn, ComparedTable
 from fedsim.lab.compare.lines import ComparedLine, Lines, format_value, short_key, some_names
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
@@ -584,14 +585,15 @@ def _mean_cell(values: Sequence[float | int | None], most: float) -> Cell:
 
 def _describe_undone(lines: Lines) -> Iterator[str]:
     """Yield a sentence on each variant of which runs are missing or were not run to their end."""
-    for line in lines.lines:
+    for line, line_name in zip(lines.lines, cell_names(lines), strict=True):
+        name = clean(line_name)
         if len(line.runs) < line.planned:
-            text = f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done"
+            text = f"Of {name} {len(line.runs)} of {line.planned} runs are done"
             if line.planned == 1:
-                text = f"The run of {clean(line.name)} is not done"
+                text = f"The run of {name} is not done"
             rest = line.undone_in_words
             yield f"{text} ({rest})." if rest else f"{text}."
         elif line.statuses != "done":
-            yield f"{clean(line.name)} was not run to its end: {clean(line.statuses)}."
+            yield f"{name} was not run to its end: {clean(line.statuses)}."
     if lines.not_begun:
         yield f"No run was begun of {some_names(lines.not_begun)}."

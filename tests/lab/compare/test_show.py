@@ -1,6 +1,7 @@
 """Comparisons as people and programs read them."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -12,13 +13,19 @@ from pathlib import Path
 import pytest
 
 from fedsim.lab.compare.columns import Absent, ComparedColumn
-from fedsim.lab.compare.lines import read_lines
+from fedsim.lab.compare.lines import Lines, read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.show import format_cell, print_short
-from fedsim.lab.compare.table import Comparison, _mean_cell, _mean_difference
+from fedsim.lab.compare.table import (
+    Comparison,
+    _describe_undone,
+    _mean_cell,
+    _mean_difference,
+)
 from fedsim.lab.terminal import Console
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
+from tests.lab.compare.test_answer import figures_of, line_of
 from tests.lab.conftest import rows_of
 
 T2 = 4.302652729911275  # Student's t, 0.975, two degrees of freedom
@@ -64,6 +71,16 @@ def test_runs_side_by_side(runs: dict[str, Path]) -> None:
     shown = compared(*runs.values(), "--target", "0.2", "--all")
     assert "rounds to target 0.2" in shown
     assert "\x1b" not in shown
+
+
+def test_unfinished_lines_of_a_grid_are_told_apart(tmp_path: Path) -> None:
+    lines = []
+    for lr in ("0.1", "0.2"):
+        line = line_of(tmp_path / lr, "plain", [figures_of(1.0, 0.9)], (("training.lr", lr),))
+        lines.append(dataclasses.replace(line, planned=2))
+    first, second = _describe_undone(Lines(tuple(lines), (0.5,), (None, None), ""))
+    assert first.startswith("Of plain (lr=0.1) 1 of 2 runs are done")
+    assert second.startswith("Of plain (lr=0.2) 1 of 2 runs are done")
 
 
 def test_a_run_without_learning_has_not_missed_an_accuracy(runs: dict[str, Path]) -> None:
