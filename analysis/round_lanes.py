@@ -423,7 +423,7 @@ def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
     """Label the lanes of a round's picture; a lane is the row with the tasks of one device.
 
     To the left of a lane are the device's ID and its count of samples. To the right is the count of
-    epochs that it trained in the round.
+    epochs that it finished in the round.
 
     Args:
         panel: the panel.
@@ -436,7 +436,8 @@ def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
     names = last["device"].astype(str) + " · " + last["samples"].astype(str)
     panel.set_yticks(last["lane"], names)
     trained = lanes[~lanes["prepares"]]
-    epochs = trained.groupby("lane")["epochs"].sum()
+    # of all trainings, also of a personal model
+    epochs = trained["epoch_ends"].map(len).groupby(trained["lane"]).sum()
     for lane in last["lane"]:
         panel.text(
             1.015,

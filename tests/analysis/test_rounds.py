@@ -388,6 +388,15 @@ def test_every_epoch_split_and_part_is_drawn(split: RunFolder) -> None:
     )
 
 
+def test_counts_beside_lanes_are_those_of_the_drawn_epochs(ran: Ran) -> None:
+    """Clients of Ditto train the global model and their own."""
+    strategy = {"kind": "ditto", "clients_per_round": 4, "deadline": "60 s"}
+    panel = draw_stragglers(ran("ditto", strategy=strategy, learning="off")).axes[0]
+    counts = [int(text.get_text()) for text in panel.texts]
+    assert sum(counts) == drawn(panel)["epochs"]
+    assert max(counts) > 1
+
+
 def test_lanes_are_sorted_and_texts_do_not_overlap(split: RunFolder) -> None:
     figure = draw_stragglers(split, rounds=(0, MOST_PANELS))
     for panel in figure.axes:
