@@ -90,8 +90,8 @@ OF_ONE = {
     "batteries": PictureKind(
         draw_batteries,
         "Batteries",
-        "Battery levels of a few devices over time, each on its own range, with the times"
-        " at which they worked and ran flat.",
+        "Battery levels of a few devices over time, each on its own range and from its first "
+        "record on, with the times at which the devices worked and ran flat.",
     ),
 }
 OF_SEVERAL = {
