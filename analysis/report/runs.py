@@ -327,7 +327,7 @@ def waiting(run: RunFolder) -> Markup | None:
 
 
 def _describe_round_path(paths: CriticalPaths, number: int, description: str) -> Markup:
-    columns = path_table(paths.round(number)).columns
+    columns = path_table(paths.described_round(number)).columns
     title = f"{paths.word.capitalize()} {number}, {description}: what it waited for"
     summary = el("summary", title)
     text = el("p", " ".join(round_in_words(paths, number)))

@@ -18,7 +18,7 @@ import pytest
 import fedsim
 from fedsim.analysis.report.gather import gather
 from fedsim.analysis.report.page import build
-from fedsim.common.units import show_bytes, show_joules, show_seconds
+from fedsim.common.units import show_bytes, show_joules, show_seconds, show_share
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.compare.critical_words import path_table
 from fedsim.records.ledger import show_peer
@@ -319,7 +319,7 @@ def test_every_number_of_a_page_is_that_of_the_folder(family: str, tmp_path: Pat
             end = float(folder.events["time"].max())
             assert sum(seconds) == pytest.approx(end)
             assert [row[1:] for row in rows] == [
-                [show_seconds(part), f"{part / end:.1%}"] for part in seconds
+                [show_seconds(part), show_share(part / end, 1)] for part in seconds
             ]
         else:
             assert heads[0] == "step"

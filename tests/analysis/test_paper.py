@@ -22,6 +22,9 @@ from fedsim.analysis.paper.waiting import draw_waiting, measure_waiting, read_wa
 from fedsim.analysis.series import Series, group_by_scenario
 from fedsim.analysis.style import NothingToDrawError, PictureError
 from fedsim.lab.compare.critical_path import CriticalPaths
+from fedsim.lab.reading.activities import Activities
+from fedsim.lab.reading.attempts import Attempts
+from fedsim.lab.reading.history import History
 from fedsim.lab.reading.targets import Target
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Lived, Ran, drawn
@@ -123,6 +126,24 @@ def test_straggling_is_what_the_events_say(name: str, request: pytest.FixtureReq
 def test_a_pre_training_is_no_client_but_a_failed_one(grouped: RunFolder) -> None:
     counts = {number: counter.total() for number, counter in counted(grouped).items()}
     assert counts == {row["round"]: row["selected"] for row in grouped.rounds}
+
+
+def test_a_round_that_waited_for_a_pre_training_says_so(grouped: RunFolder) -> None:
+    paths = CriticalPaths(grouped)
+    preparing = {
+        attempt.task
+        for attempt in Attempts(Activities(History(grouped))).all
+        if attempt.is_preparation
+    }
+    kinds = set()
+    for path in paths.rounds:
+        described = paths.described_round(path.number)
+        assert described.totals == path.totals
+        for step, named in zip(path.steps, described.steps, strict=True):
+            is_renamed = step.step == "train" and step.task in preparing
+            assert named.step == ("pre-training" if is_renamed else step.step)
+            kinds.add(named.step)
+    assert {"train", "pre-training"} <= kinds
 
 
 @pytest.mark.parametrize("name", ["run", "split"])

@@ -38,12 +38,12 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
     longest = max(rounds, key=lambda path: path.seconds)
     usual = show_seconds(median(path.seconds for path in rounds))
     most = show_seconds(longest.seconds)
-    lengths = f"{usual} in the median, {most} the longest ({paths.word} {longest.number})"
+    lengths = f": {usual} in the median, {most} the longest ({paths.word} {longest.number})"
     if most == usual:
-        lengths = f"{usual} in the median and at most"
-    words = [
-        f"{count_rounds(len(rounds), paths.word)} in {show_seconds(rounds[-1].end)}: {lengths}."
-    ]
+        lengths = f": {usual} in the median and at most"
+    if len(rounds) == 1:
+        lengths = ""
+    words = [f"{count_rounds(len(rounds), paths.word)} in {show_seconds(rounds[-1].end)}{lengths}."]
     selecting_rounds = [path for path in rounds if path.selected]
     if selecting_rounds:
         seconds = sum(path.seconds for path in selecting_rounds)
@@ -74,7 +74,7 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
         paths: the critical paths of the run.
         number: index of the round.
     """
-    path = paths.round(number)
+    path = paths.described_round(number)
     usual = median(path.seconds for path in paths.rounds)
     words = [
         f"{paths.word.capitalize()} {number} took {show_seconds(path.seconds)}"
