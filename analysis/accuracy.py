@@ -21,7 +21,9 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
-_LEAST_NAMED_START = 0.02  # start of an accuracy axis above which its label gives the start
+_LEGEND_ROWS = 3  # count of rows of a legend for which a figure has room
+_STARTS = MaxNLocator(nbins=4, steps=[1, 2, 5, 10])  # possible starts of an axis of values
+_FROM_ZERO = 1 / 3  # ratio of the ends of an axis of values below which the axis begins at 0
 _TICK: palette.Look = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, palette.Look] = {
     "deadline": {
@@ -98,18 +100,38 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         for panel, axis in zip(row, axes, strict=True):
             _plot(panel, series, curves_of(series, name), axis)
             panel.label_outer()
-        low = row[0].get_ylim()[0]
-        label = _label(name)
-        if low > _LEAST_NAMED_START:
-            label += f"\nthe axis begins at {low:.2g}"
-        row[0].set_ylabel(label)
+        _label_values(row[0], name)
     handles: list[Artist] = []
     if len(runs) == 1:
         handles += _draw_epsilon(grid[0], curves[0][0], axes)
         handles += _mark(grid[0], runs[0], axes)
     else:
         handles = _handles(series, curves, marker="o", markersize=3.5)
-    return style.finish(figure, runs, handles)
+    return style.finish(figure, runs, handles, legend_rows=_LEGEND_ROWS)
+
+
+def _label_values(panel: Axes, name: str) -> None:
+    """Set start and label of the vertical axis of a panel with a measure of tests."""
+    start = _set_start(panel)
+    label = _label(name)
+    if start > 0:
+        label += f"\nthe axis begins at {start:g}"
+    panel.set_ylabel(label)
+
+
+def _set_start(panel: Axes) -> float:
+    """Let the vertical axis of a panel begin at a round number, or at 0 if 0 is near; return it.
+
+    The axis of negative values stays.
+    """
+    low, high = panel.get_ylim()
+    if panel.dataLim.y0 < 0:
+        return low
+    start = 0.0
+    if low > _FROM_ZERO * high:
+        start = float(_STARTS.tick_values(low, high)[0])
+    panel.set_ylim(bottom=start)
+    return start
 
 
 def _label(name: str) -> str:
@@ -152,7 +174,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
             x = line_band["at"] / axis.unit
             panel.plot(x, line_band["mean"], gid="other", **_OTHER_SERIES)
         _plot(panel, series[:_MOST_COLOURED], curves[:_MOST_COLOURED], axis)
-    panels[0].set_ylabel(_label(name))
+    _label_values(panels[0], name)
     handles = _handles(series[:_MOST_COLOURED], curves[:_MOST_COLOURED])
     words = "from the lowest to the highest of the seeds; lines are means"
     # a patch is small, and would look too pale with the opacity of a band
@@ -160,7 +182,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     if len(series) > _MOST_COLOURED:
         label = f"the other {len(series) - _MOST_COLOURED}"
         handles.append(Line2D([], [], label=label, **_OTHER_SERIES))
-    return style.finish(figure, all_runs, handles)
+    return style.finish(figure, all_runs, handles, legend_rows=_LEGEND_ROWS)
 
 
 def choose_measures(runs: Iterable[RunFolder]) -> list[str]:
@@ -298,19 +320,22 @@ def _plot(
 ) -> None:
     """Draw a line or a band per series, with a dot at its end, and set the axis.
 
-    The axis is logarithmic if the lines' ends lie far apart.
+    The axis is logarithmic if the lines' ends lie far apart. Points at 0, as of a run that moved no
+    bytes, have no place on a logarithmic axis.
     """
-    ends = []
-    for line, line_curves in zip(series, curves, strict=True):
-        line_band = band(line_curves, axis.column)
+    bands = [band(line_curves, axis.column) for line_curves in curves]
+    ends = [float(line_band["at"].max()) / axis.unit for line_band in bands if len(line_band)]
+    longest = max(ends, default=1.0)
+    shortest = min((end for end in ends if end > 0), default=1.0)
+    is_log = longest > _MOST_APART * shortest
+    for line, line_curves, line_band in zip(series, curves, bands, strict=True):
+        if is_log:
+            line_band = line_band[line_band["at"] > 0]
         if len(line_band):
             x = line_band["at"].to_numpy() / axis.unit
-            ends.append(float(x[-1]))
             _plot_line(panel, line, x, line_band, has_seeds=len(line_curves) > 1)
     panel.grid()
-    longest = max(ends, default=1.0)
-    shortest = min(ends, default=1.0)
-    if longest > _MOST_APART * shortest:
+    if is_log:
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter("{x:,g}")
         panel.set_xlabel(f"{axis.label}, log scale")

@@ -216,7 +216,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
             panel.plot(waiting["at"] / unit.size, waiting[name] / unit.size, **look)
     jain.set(title="Jain's index", ylim=(0, 1.02), ylabel="fairness of selections so far (0 to 1)")
     for panel, title in zip(waiting_panels, titles.values(), strict=True):
-        panel.set(title=f"waiting time: {title}", ylim=(0, panel.get_ylim()[1]))
+        panel.set(title=f"waiting time: {title}", ylim=(0, max(panel.get_ylim()[1], 1 / unit.size)))
         panel.plot([0, end / unit.size], [0, end / unit.size], scaley=False, zorder=1, **_AGE)
     waiting_panels[0].set_ylabel(f"since the last selection ({unit.name})")
     label = f"{word}s aggregated"

@@ -25,7 +25,12 @@ _SHAPES: Mapping[str, str | int] = {
     "battery": "s",
     "split": "D",
 }
+LOST = "lost: device disconnected"
+"""Meaning of the outcome ``lost`` in a legend."""
+LOST_WITH_EDGES = "lost: device disconnected, or its edge server failed"
+"""Meaning of the outcome ``lost`` in a run in which an edge server failed."""
 _LABELS = {
+    "battery": "battery flat at this instant",
     "arrival": "arrives",
     "departure": "leaves for good",
     "shift": "its data shift",

@@ -105,9 +105,14 @@ def _describe(history: History, count: int, total: int) -> str:
     text = counted(total, "device")
     if count < total:
         text = f"{count:,} of {text}"
+    text += f", {counted(len(history.groups), 'group')}"
+    if len(history.groups) == 1:
+        return text
+    splits = len(history.of("cluster-split"))
+    if splits:
+        text += f", {counted(splits, 'split')}"
     moves = int((history.migrations["why"] != "split").sum())
-    groups = counted(len(history.groups), "group")
-    return f"{text}, {groups}, {counted(moves, 'move')} between them"
+    return f"{text}, {counted(moves, 'move')} between groups"
 
 
 def _draw_agreement(panel: Axes, agreement: pd.DataFrame, unit: float) -> list[Artist]:
@@ -159,7 +164,9 @@ def _draw_rows(panel: Axes, history: History, devices: Ints, unit: float) -> lis
     activities = Activities(history)
     rows = dict(zip(row_of_device.index.tolist(), row_of_device.tolist(), strict=True))
     handles += draw_pre_trainings(panel, Attempts(activities).all, rows, unit)
-    return handles + mark_rows(panel, activities.marks, rows, unit)
+    # the line through all panels marks a split
+    marks = [mark for mark in activities.marks if mark.data.get("why") != "split"]
+    return handles + mark_rows(panel, marks, rows, unit)
 
 
 def draw_pre_trainings(

@@ -90,8 +90,8 @@ OF_ONE = {
     "batteries": PictureKind(
         draw_batteries,
         "Batteries",
-        "Battery levels of a few devices over time, each on its own range, with the times"
-        " at which they worked and ran flat.",
+        "Battery levels of a few devices over time, each on its own range and from its first "
+        "record on, with the times at which the devices worked and ran flat.",
     ),
 }
 OF_SEVERAL = {
@@ -104,8 +104,8 @@ OF_SEVERAL = {
     "accuracy": PictureKind(
         draw_accuracy,
         "Accuracy",
-        "Test accuracy against rounds, simulated time, and the bytes moved until then; "
-        "each other metric has a row.",
+        "Results of tests against rounds, simulated time, and the bytes moved until then; each "
+        "measure has a row.",
     ),
     "fairness": PictureKind(
         draw_fairness,
@@ -116,7 +116,8 @@ OF_SEVERAL = {
     "energy": PictureKind(
         draw_energy,
         "Energy by phase",
-        "Joules by phase, of devices and of the server's side; the wasted part, and the carbon.",
+        "Energy by phase, of devices and of the server's side if it was counted; the wasted part, "
+        "and the carbon.",
     ),
     "traffic-purposes": PictureKind(
         draw_purposes_compared,

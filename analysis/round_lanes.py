@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import palette, style
+from fedsim.analysis.marks import LOST, LOST_WITH_EDGES
 from fedsim.lab.reading.activities import Activities, StepSpan
 from fedsim.lab.reading.attempts import Attempt, Attempts
 from fedsim.lab.reading.history import History
@@ -27,7 +28,7 @@ OUTCOMES = {  # outcome: colour and meaning
     "valid": (palette.VALID, "valid"),
     "slow": (palette.ORANGE, "slow: answered untrained"),
     "late": (palette.VERMILLION, "late: ended, nothing arrived"),
-    "lost": (palette.BLACK, "lost: device disconnected"),
+    "lost": (palette.BLACK, LOST),
     "stopped": (palette.GREY, "not finished when the records end"),
 }
 TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
@@ -422,7 +423,7 @@ def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
     """Label the lanes of a round's picture; a lane is the row with the tasks of one device.
 
     To the left of a lane are the device's ID and its count of samples. To the right is the count of
-    epochs that it trained in the round.
+    epochs that it finished in the round.
 
     Args:
         panel: the panel.
@@ -435,7 +436,8 @@ def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
     names = last["device"].astype(str) + " · " + last["samples"].astype(str)
     panel.set_yticks(last["lane"], names)
     trained = lanes[~lanes["prepares"]]
-    epochs = trained.groupby("lane")["epochs"].sum()
+    # of all trainings, also of a personal model
+    epochs = trained["epoch_ends"].map(len).groupby(trained["lane"]).sum()
     for lane in last["lane"]:
         panel.text(
             1.015,
@@ -447,12 +449,19 @@ def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
         )
 
 
-def handles_of(attempts: pd.DataFrame) -> list[Artist]:
-    """Return the legend's entries for outcomes and phases that occur in ``attempts``."""
+def handles_of(attempts: pd.DataFrame, *, loses_edges: bool = False) -> list[Artist]:
+    """Return the legend's entries for outcomes and phases that occur in ``attempts``.
+
+    Args:
+        attempts: tasks, as ``read_attempts`` returns them.
+        loses_edges: whether an edge server failed in the run, which also loses tasks.
+    """
     no_training = {**_NO_TRAINING, "markeredgecolor": palette.BLACK, "markersize": 5}
     entries: list[tuple[pd.Series[bool], Artist]] = []
     for outcome, (colour, label) in OUTCOMES.items():
         counts = (attempts["outcome"] == outcome) & attempts["counts"]
+        if label == LOST and loses_edges:
+            label = LOST_WITH_EDGES
         entries.append((counts, Patch(facecolor=colour, label=label)))
     unfinished = (attempts["train_end"] > attempts["done"]) & ~attempts["prepares"]
     pre_trained = (attempts["train_end"] > attempts["begun"]) & attempts["prepares"]

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis.palette import BLACK, Look
 from fedsim.analysis.style import run_names, shorten, with_strategy
+from fedsim.lab.reading.study_folder import distinct_names
 from fedsim.records.reading import RunFolder
 
 _KEYS_OF_RUNS = ("seed", "name")  # keys in which runs of one series may differ
@@ -41,7 +42,8 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
     """Group runs into series of one scenario each, in the order of their first runs.
 
     A second run of the same scenario and seed begins another series. Series are named after
-    their strategies. Series that share a strategy have their first run's folder in the name.
+    their strategies. Series that share a strategy have a folder in the name: the folder in which
+    only their runs are, or else that of their first run.
     """
     repetitions: Counter[tuple[str, int]] = Counter()  # by scenario and seed
     groups: dict[tuple[str, int], list[RunFolder]] = {}  # by scenario and repetition
@@ -52,21 +54,37 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
         repetition = repetitions[scenario_and_seed]
         groups.setdefault((scenario, repetition), []).append(run)
         repetitions[scenario_and_seed] += 1
-    names = _name_series([group[0] for group in groups.values()])
+    names = _name_series([*groups.values()])
     series = []
     for number, (name, group) in enumerate(zip(names, groups.values(), strict=True)):
         series.append(Series(name, tuple(group), number))
     return series
 
 
-def _name_series(first_runs: Sequence[RunFolder]) -> list[str]:
-    """Return the names of series, from the first run of each."""
+def _name_series(groups: Sequence[Sequence[RunFolder]]) -> list[str]:
+    """Return the names of series, each from its runs."""
+    first_runs = [group[0] for group in groups]
     strategies = [shorten(str(run.summary["strategy"])) for run in first_runs]
     names = []
-    for strategy, folder, run in zip(strategies, run_names(first_runs), first_runs, strict=True):
+    for strategy, folder, run in zip(strategies, _folder_names(groups), first_runs, strict=True):
         is_unique = strategies.count(strategy) == 1
         names.append(strategy if is_unique else with_strategy(folder, run))
     return names
+
+
+def _folder_names(groups: Sequence[Sequence[RunFolder]]) -> list[str]:
+    """Return a distinct name per group of runs, of the folder of the group or of its first run."""
+    parents_of_groups = [{run.path.resolve().parent for run in group} for group in groups]
+    owners = Counter(parent for parents in parents_of_groups for parent in parents)
+    folders = []
+    for group, parents in zip(groups, parents_of_groups, strict=True):
+        folder = group[0].path
+        if len(group) > 1 and len(parents) == 1:
+            (parent,) = parents
+            if owners[parent] == 1:
+                folder = parent
+        folders.append(folder)
+    return [shorten(name) for name in distinct_names(folders)]
 
 
 def each_alone(runs: Sequence[RunFolder]) -> list[Series]:

@@ -91,7 +91,8 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) ->
         panel.set_xlabel(f"since the round began ({unit.name})", fontsize=9)
     article = "the" if most_lanes < MOST_LANES else "some"
     words = f"{excerpt}; {article} selected devices; at the right how many epochs each finished"
-    return style.finish(figure, [run], handles_of(attempts), words)
+    handles = handles_of(attempts, loses_edges=history.loses_edges)
+    return style.finish(figure, [run], handles, words)
 
 
 def _title(number: int, reason: str, attempts: pd.DataFrame) -> str:

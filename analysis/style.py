@@ -45,6 +45,8 @@ DPI = 120
 MANY_BARS = 4000  # most bars drawn as vectors; more would make the SVG large and slow
 _LONGEST_LINE = 120  # characters that fit into a line of the title
 _CHARACTERS_PER_IN = 11  # of a legend's text
+_LEGEND_ROW_IN = 0.22  # height of a row of a legend
+_LEGEND_ROWS = 8  # count of rows of a legend for which most figures have room
 _SWATCH_CHARACTERS = 7  # width of an entry's sign and of the gap beside it
 _FONT = "DejaVu Sans"  # ships with matplotlib, so that pictures are the same everywhere
 _RC: dict[Any, object] = {
@@ -367,15 +369,21 @@ def headline(runs: Sequence[RunFolder]) -> str:
 
 
 def finish(
-    figure: Figure, runs: Sequence[RunFolder], handles: Sequence[Artist], words: str = ""
+    figure: Figure,
+    runs: Sequence[RunFolder],
+    handles: Sequence[Artist],
+    words: str = "",
+    *,
+    legend_rows: int = _LEGEND_ROWS,
 ) -> Figure:
-    """Add title and legend to a figure.
+    """Add title and legend to a figure, which grows by the rows of a long legend.
 
     Args:
         figure: the figure.
         runs: runs of the figure, named in the headline.
         handles: labelled entries of the legend, which is below all panels.
         words: text below the headline.
+        legend_rows: count of rows of a legend for which the figure has room.
 
     Returns:
         The same figure.
@@ -385,6 +393,8 @@ def finish(
     if handles:
         characters = figure.get_figwidth() * _CHARACTERS_PER_IN
         columns = _legend_columns(handles, characters)
+        further_rows = max(0, math.ceil(len(handles) / columns) - legend_rows)
+        figure.set_figheight(figure.get_figheight() + further_rows * _LEGEND_ROW_IN)
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
 

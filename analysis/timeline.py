@@ -13,7 +13,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import palette, style
-from fedsim.analysis.marks import draw_marks, mark_rows, number_rounds
+from fedsim.analysis.marks import (
+    LOST,
+    LOST_WITH_EDGES,
+    draw_marks,
+    mark_rows,
+    number_rounds,
+)
 from fedsim.analysis.strips import draw_load, draw_work
 from fedsim.analysis.style import choose_evenly
 from fedsim.analysis.view import MOST_LANES, ORDERS, Interval, View, span_of_rounds
@@ -49,7 +55,7 @@ _TRACKS = ((0.0, 0.2), (0.2, 0.4))
 _MARKED_OUTCOMES = ("late", "lost", "left", "battery")
 _MEANING = {
     "late": "late: ended by the server",
-    "lost": "lost: device disconnected",
+    "lost": LOST,
     "left": "left for good",
     "battery": "battery: flat",
     "stopped": "cut off by the end of the run",
@@ -57,13 +63,16 @@ _MEANING = {
 }
 
 
-def outcome_meanings(*, are_done: bool) -> dict[str, str]:
+def outcome_meanings(*, are_done: bool, lose_edges: bool) -> dict[str, str]:
     """Return texts for legends on the outcomes of tasks whose work was wasted, by outcome.
 
     Args:
         are_done: whether the runs are done. Otherwise, open tasks are not wasted yet.
+        lose_edges: whether an edge server failed in any of the runs, which also loses tasks.
     """
     meanings = {outcome: f"wasted, {meaning}" for outcome, meaning in _MEANING.items()}
+    if lose_edges:
+        meanings["lost"] = f"wasted, {LOST_WITH_EDGES}"
     if not are_done:
         meanings["stopped"] = "not finished yet"
     return meanings
@@ -215,7 +224,10 @@ def _draw_wasted_steps(axes: Axes, view: View, colours: Mapping[str, str] | None
     colour. Otherwise bars have the colour of the task's outcome.
     """
     handles: list[Artist] = []
-    for outcome, meaning in outcome_meanings(are_done=view.history.run.is_done).items():
+    meanings = outcome_meanings(
+        are_done=view.history.run.is_done, lose_edges=view.history.loses_edges
+    )
+    for outcome, meaning in meanings.items():
         wasted = [step for step in view.steps if step.task_outcome == outcome]
         if not wasted:
             continue

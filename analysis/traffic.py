@@ -81,9 +81,8 @@ def draw_traffic(run: RunFolder) -> Figure:
         Patch(facecolor=colour, label=_label(kind)) for kind, colour in colours.items()
     ]
     if parts["wasted"].any():
-        handles.append(
-            Patch(label="wasted: its task was late, lost, idle or unfinished", **_WASTED)
-        )
+        meaning = "wasted: its task was late, lost or unfinished, or finished no epoch"
+        handles.append(Patch(label=meaning, **_WASTED))
     _plot_over_time(over_time, parts, colours, run)
     _plot_totals(totals, parts, colours)
     return style.finish(figure, [run], handles)
@@ -284,7 +283,7 @@ def draw_purposes_compared(
             sizes = seeds.reindex(columns=purposes, fill_value=0.0)
             text = show_bytes(float(sizes.mean().sum()))
             draw_mean_bar(panel, row, sizes / unit.size, looks, text)
-        panel.set_xlabel(f"moved in total, down and up ({unit.name})")
+        panel.set_xlabel(f"moved in total ({unit.name})")
         panel.set_xlim(0, most / unit.size * 1.22)  # room for text beside the bars
         end_axis_at(panel, most / unit.size)
     name_bars(panels[0], [line.label for line in series])

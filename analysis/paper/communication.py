@@ -41,7 +41,10 @@ DIRECTIONS: dict[str, palette.Look] = {
 _LONGEST_NAME = 18  # most characters of a line of a name
 _LONGEST_LABEL = 24
 _WIDE_IN = 3.0  # width from which a label has one line
-_BAR_IN = 0.2
+_BAR_IN = 0.2  # least height for a bar
+_NAME_LINE_IN = 0.15  # height of a line of a bar's name
+_LEGEND_IN = 0.45  # height of a legend for which the frame has room
+_NAME_GAP_IN = 0.05  # distance of the names of two bars
 _CURVES_IN = 1.35
 _FRAME_IN = 0.95
 _SEED: palette.Look = {
@@ -257,12 +260,14 @@ def draw_communication(
     """
     refuse_too_many("communication", series, MOST_LINES)
     cost = measure_communication(series, targets, fallback_targets)
-    bars_in = 0.15 + _BAR_IN * len(cost.lines)
+    bars_in = 0.15 + _bar_height(cost) * len(cost.lines)
     figure = Figure(figsize=(width, _CURVES_IN + bars_in + _FRAME_IN))
     curves, bars = figure.subplots(2, 1, height_ratios=[_CURVES_IN, bars_in])
     _draw_curves(curves, cost)
     _draw_bars(bars, cost)
     add_legend(figure, _handles(cost))
+    legend_in = figure.legends[0].get_window_extent().height / figure.dpi
+    figure.set_figheight(figure.get_figheight() + max(0.0, legend_in - _LEGEND_IN))
     numbers: list[NumberRow] = [
         {"number": "target", "metric": cost.target.metric, "mean": cost.target.value}
     ]
@@ -327,6 +332,17 @@ def _draw_bar(panel: Axes, row: int, sizes: Mapping[str, float], unit: float) ->
     return length
 
 
+def _bar_names(cost: Communication) -> list[str]:
+    """Return the names beside the bars, long ones with several lines of text."""
+    return [textwrap.fill(line.name, _LONGEST_NAME) for line in cost.lines]
+
+
+def _bar_height(cost: Communication) -> float:
+    """Return the height for a bar (inches), in which the longest name has room."""
+    most_lines = max(name.count("\n") + 1 for name in _bar_names(cost))
+    return max(_BAR_IN, _NAME_LINE_IN * most_lines + _NAME_GAP_IN)
+
+
 def _draw_bars(panel: Axes, cost: Communication) -> None:
     """Draw the mean bytes to the target: a bar per line, a dot per seed and the mean as text."""
     totals = [run.total for line in cost.lines for run in line.runs if run.total is not None]
@@ -334,7 +350,7 @@ def _draw_bars(panel: Axes, cost: Communication) -> None:
     for row, line in enumerate(cost.lines):
         length = _draw_bar(panel, row, line.means, unit.size)
         of_seeds = [run.total / unit.size for run in line.runs if run.total is not None]
-        if len(line.runs) > 1:
+        if len(line.runs) > 1 and of_seeds:  # the layout fails if a line has no points
             panel.plot(of_seeds, [row] * len(of_seeds), gid="seeds", clip_on=False, **_SEED)
         words = f"{length:.3g}" if line.means else ""
         if line.has_missed:
@@ -348,8 +364,7 @@ def _draw_bars(panel: Axes, cost: Communication) -> None:
             va="center",
             fontsize=7,
         )
-    names = [textwrap.fill(line.name, _LONGEST_NAME) for line in cost.lines]
-    panel.set_yticks(range(len(cost.lines)), names)
+    panel.set_yticks(range(len(cost.lines)), _bar_names(cost))
     panel.tick_params(axis="y", length=0)
     panel.set_ylim(len(cost.lines) - 0.5, -0.5)
     panel.set_xlim(0, max(totals) / unit.size * 1.18)

@@ -279,10 +279,10 @@ def _legend_handles(
 
 
 def _occurring(lines: Sequence[StragglingLine]) -> list[str]:
-    """Return the outcomes to draw: valid, late and lost always, and slow if it occurs."""
+    """Return the outcomes to draw: valid, and the others that occur."""
     outcomes = []
     for outcome in OUTCOMES:
-        if outcome != "slow" or any(line.shares["slow"].high > 0 for line in lines):
+        if outcome == "valid" or any(line.shares[outcome].high > 0 for line in lines):
             outcomes.append(outcome)
     return outcomes
 

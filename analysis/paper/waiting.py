@@ -44,11 +44,11 @@ _WAITED: dict[str, palette.Look] = {
         "facecolor": palette.VALID,
         "edgecolor": "#00654A",
         "hatch": "//////",
-        "label": "waiting for the slowest: it was valid",
+        "label": "the slowest client was valid",
     },
-    "slow": {"facecolor": palette.ORANGE, "hatch": "....", "label": "it was slow"},
-    "late": {"facecolor": palette.VERMILLION, "label": "it came late"},
-    "lost": {"facecolor": palette.BLACK, "label": "it was lost"},
+    "slow": {"facecolor": palette.ORANGE, "hatch": "....", "label": "the slowest was slow"},
+    "late": {"facecolor": palette.VERMILLION, "label": "the slowest was late"},
+    "lost": {"facecolor": palette.BLACK, "label": "the slowest was lost"},
 }
 _SEVERITY: tuple[AttemptOutcome, ...] = ("stopped", *COUNTED)  # the worst outcome is the last
 _EXTENT: palette.Look = {"color": palette.BLACK, "linewidth": 0.8}
@@ -366,7 +366,6 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
             by_device.set_visible(False)
             continue
         line = lines[index]
-        is_leftmost = index % columns == 0
         is_in_top_row = index < columns
         is_lowest = index >= len(lines) - columns
         _draw_rounds(by_round, line, unit.size)
@@ -374,8 +373,6 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
         panel_width = width / columns * 0.7  # a column's left panel has about 0.7 of its width
         by_round.set_title(title_of(line.name, words, panel_width))
         by_round.set_ylim(0, end * 1.02 / unit.size)
-        if is_leftmost:
-            by_round.set_ylabel(f"time of a round ({unit.name})")
         _draw_devices(by_device, line)
         if is_in_top_row:
             by_device.set_title("share of the waiting (%)", loc="right")
@@ -385,6 +382,7 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
                 label = f"round (means of {line.pooled})"
             by_round.set_xlabel(label)
             by_device.set_xlabel(_device_label(line))
+    figure.supylabel(f"since a round began ({unit.name})", fontsize=7.5)
     add_legend(figure, _handles(lines))
     numbers: list[NumberRow] = []
     for line in lines:

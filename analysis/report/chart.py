@@ -11,13 +11,14 @@ from typing import TypedDict
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import palette, style
 from fedsim.analysis.accuracy import CurveAxis, axes_of, band, choose_measures, curves_of
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
 from fedsim.analysis.series import Series
-from fedsim.common.arrays import AnyArray
+from fedsim.common.arrays import AnyArray, Floats
 from fedsim.common.round_words import counted
 from fedsim.records.reading import RunFolder
 
@@ -28,16 +29,17 @@ _REACH = 6  # points to each side over which a smoothed line is the mean: 2.5 % 
 # A chart opens with smoothed lines if the sum of a line's ups and downs, divided by the range of
 # its values, exceeds this in the median.
 _NOISY = 1.5
-_TABLE_POINTS = 8  # values per line in the table
+_TABLE_POINTS = 8  # most values per line in the table
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
-_HINT = (
-    "Lines are means over seeds; a line ends where its first seed does. The band of a line goes "
-    f"from the lowest to the highest of its seeds; of more than {_BANDS} lines, the one that is "
-    "pointed at has it. Choose names to hide or show lines, drag to zoom, double-click for all."
+_SEEDS = (
+    "Lines are means over seeds; a line ends when the first of its runs ends. The band of a line "
+    f"goes from the lowest to the highest of its seeds; with more than {_BANDS} lines, only the line "
+    "at the pointer has its band. "
 )
+_HINT = "Choose names to hide or show lines, drag to zoom, double-click for all."
 _SMOOTH = (
-    f"A smoothed line is a mean over {_REACH / (_POINTS - 1):.1%} of the axis to each side. What is "
-    "said of the line at the pointer, and the table, are the figures as they were."
+    f"A smoothed line is a mean over {_REACH / (_POINTS - 1):.1%} of the axis to each side. The text "
+    "at the pointer and the table have the figures without smoothing."
 )
 
 
@@ -69,9 +71,7 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     for axis_index, axis in enumerate(axes):
         columns |= _columns(axis_index, axis, curves)
     figure = _figure(metric, series, axes, columns, is_noisy=_is_noisy(curves))
-    # keys of columns end in the index of their axis; time is the first
-    means = columns["mean0"].reshape(len(series), _POINTS)
-    table = _table(metric, series, time, columns["x0"], means)
+    table = _table(metric, series, time, curves)
     return [
         el("h3", f"{metric.capitalize()} against time, bytes and rounds", id="accuracy"),
         el("figure", figure, class_="chart", data_block="chart-data"),
@@ -93,15 +93,26 @@ def _columns(
     end = max(float(line["at"].max()) for line in bands if len(line))
     grid = np.linspace(0.0, end, _POINTS)
     columns: dict[str, AnyArray] = {f"x{axis_index}": (grid / axis.unit).astype(np.float32)}
-    # ``np.interp`` needs at least one point, so a line without points gets one of NaN
-    lines = [line if len(line) else line.reindex([0]) for line in bands]
     for part in ("mean", "low", "high"):
-        values = []
-        for line in lines:
-            # values outside of the line's range are NaN
-            values.append(np.interp(grid, line["at"], line[part], left=np.nan, right=np.nan))
+        values = [_values_at(grid, line, part) for line in bands]
         columns[f"{part}{axis_index}"] = np.concatenate(values).astype(np.float32)
     return columns
+
+
+def _values_at(positions: Floats, line: pd.DataFrame, part: str) -> Floats:
+    """Return the values of a line at some positions, NaN outside of its range; float64 [n].
+
+    Args:
+        positions: positions on the axis, float64 [n].
+        line: the line, as ``band`` returns it.
+        part: column of the values: ``mean``, ``low`` or ``high``.
+    """
+    if not len(line):
+        return np.full(len(positions), np.nan)
+    at = line["at"].to_numpy(np.float64)
+    values = line[part].to_numpy(np.float64)
+    interpolated: Floats = np.interp(positions, at, values, left=np.nan, right=np.nan)
+    return interpolated
 
 
 def _is_noisy(curves: Sequence[Sequence[pd.DataFrame]]) -> bool:
@@ -154,40 +165,56 @@ def _figure(
     against = el("label", "against ", el("select", *options))
     toolbar = el("div", against, *buttons, el("label", box, " smoothed"), class_="toolbar")
     entries = [el("li", _button(index, line)) for index, line in enumerate(lines)]
-    label = f"{metric.capitalize()} of {counted(len(lines), 'line')}. {_HINT}"
+    hint = _HINT
+    if any(len(line.runs) > 1 for line in series):
+        hint = _SEEDS + hint
+    label = f"{metric.capitalize()} of {counted(len(lines), 'line')}. {hint}"
     return join(
         toolbar,
         el("ul", *entries, class_="key"),
         el("div", class_="plotted", role="img", aria_label=label),
         el("output", class_="said"),
-        el("figcaption", f"{_HINT} {_SMOOTH}"),
+        el("figcaption", f"{hint} {_SMOOTH}"),
         data_block("chart-data", {"header": header, "packed": pack(columns)}),
     )
 
 
 def _table(
-    metric: str, series: Sequence[Series], time: CurveAxis, times: AnyArray, means: AnyArray
+    metric: str,
+    series: Sequence[Series],
+    time: CurveAxis,
+    curves: Sequence[Sequence[pd.DataFrame]],
 ) -> Markup:
-    """Return a table of the mean of each line at some times.
+    """Return a table of the mean of each line at some times, which are round numbers.
 
     Args:
         metric: name of the metric.
         series: the lines.
         time: the axis of time.
-        times: times in its unit; float32 [_POINTS].
-        means: mean of each line at these times; float32 [lines, _POINTS].
+        curves: curves of each line.
     """
-    points = np.linspace(0, _POINTS - 1, _TABLE_POINTS + 1, dtype=int)[1:]  # without time 0
+    bands = [band(line_curves, time.column) for line_curves in curves]
+    end = max(float(line["at"].max()) for line in bands if len(line)) / time.unit
+    locator = MaxNLocator(nbins=_TABLE_POINTS, steps=[1, 2, 2.5, 4, 5, 10])
+    ticks = np.asarray(locator.tick_values(0.0, end), dtype=np.float64)
+    shown = ticks[(ticks > 0) & (ticks <= end)]
     rows = []
-    for line, line_means in zip(series, means[:, points], strict=True):
-        cells = [tables.NOTHING if np.isnan(mean) else f"{mean:.3f}" for mean in line_means]
+    for line, line_band in zip(series, bands, strict=True):
+        values = _values_at(shown * time.unit, line_band, "mean")
+        cells = [tables.NOTHING if np.isnan(value) else f"{value:.3f}" for value in values]
         rows.append([line.name, *cells])
-    heads = ["line", *(f"{times[point]:.3g}" for point in points)]
+    has_seeds = any(len(line.runs) > 1 for line in series)
+    quantity = metric.capitalize()
+    last = "has ended"
+    if has_seeds:
+        quantity = f"Mean {metric}"
+        last = "one of its runs has ended"
     caption = (
-        f"Mean {metric} of each line, not smoothed, at some times: {time.label}. A dash: the line has "
-        "no figure yet, or one of its seeds has ended."
+        f"{quantity} of each line, not smoothed, at some times: {time.label}. A dash: the line has "
+        f"no figure yet, or {last}."
     )
-    return tables.grid(heads, rows, [True, *[False] * _TABLE_POINTS], caption)
+    heads = ["line", *(f"{at:g}" for at in shown.tolist())]
+    return tables.grid(heads, rows, [True, *[False] * len(shown)], caption)
 
 
 def _button(index: int, line: _ChartLine) -> Markup:

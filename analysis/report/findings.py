@@ -89,7 +89,7 @@ def _wasted_bytes(run: RunFolder) -> str | None:
     if share is None:
         return None
     size = show_bytes(total(run.summary["bytes"]))
-    amount = show_share(share) if share else "Nothing"
+    amount = show_share(share, 1) if share else "Nothing"
     return f"{amount} of {size} that moved was wasted{_so_far(run)}."
 
 

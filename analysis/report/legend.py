@@ -95,7 +95,10 @@ def _presence_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 def _outcome_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
     outcomes = _outcomes(timelines)
-    meanings = outcome_meanings(are_done=all(data.header["is_done"] for data in timelines))
+    meanings = outcome_meanings(
+        are_done=all(data.header["is_done"] for data in timelines),
+        lose_edges=_lose_edges(timelines),
+    )
     entries = []
     for outcome, meaning in meanings.items():
         if outcome in outcomes:
@@ -109,9 +112,12 @@ def _sign_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
     entries = []
     for kind, (path, text) in _SIGNS.items():
         if kind in kinds:
+            label = text
+            if kind == "lost" and _lose_edges(timelines):
+                label += ", or its edge server failed"
             edge, fill = _SIGN_COLOURS.get(kind, ("#000000", "#000000"))
             sign = el("path", d=path, stroke=edge, stroke_width="1.6", fill=fill)
-            entries.append((_icon(sign), text))
+            entries.append((_icon(sign), label))
     return entries
 
 
@@ -128,6 +134,10 @@ def _line_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
     if _has(timelines, "act"):
         entries.append((_line(palette.PURPLE, "1 2"), "a process of the world acts"))
     return entries
+
+
+def _lose_edges(timelines: Sequence[TimelineData]) -> bool:
+    return any(data.header["loses_edges"] for data in timelines)
 
 
 def _outcomes(timelines: Sequence[TimelineData]) -> set[str]:

@@ -198,8 +198,8 @@ def _about(subject: Subject, is_comparison: bool) -> str:
     strategies = ", ".join(names)
     if not is_comparison:
         return f"{strategies}, seed {subject.runs[0].summary['seed']}"
-    variants = sum(bool(line.runs) for line in subject.lines)
+    lines = sum(bool(line.runs) for line in subject.lines)
     number = f"{len(subject.runs)} runs"
-    if variants < len(subject.runs):
-        number += f" of {counted(variants, 'variant')}"
+    if lines < len(subject.runs):
+        number += f" of {counted(lines, 'line')}"
     return f"{number}: {strategies}"

@@ -205,6 +205,7 @@ def _describe_lanes(data: TimelineData) -> str:
         text = f"All {population:,} devices; {worked:,} of them worked."
     if population == 1:
         text = "Its one device."
+    text += " Beside a lane are its device and, if there is room, the speed (samples/s)."
     if lanes > _THIN_LANES:
         text += (
             " Lanes thinner than two pixels are drawn as a density, four pixels for the devices that "
@@ -234,8 +235,8 @@ def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
     if total != len(entries):
         rest = f" of {total}; fedsim report, called with its folder, shows any other"
     text = (
-        f"{len(entries)} runs can be chosen, the best first{rest}. What follows is of the chosen "
-        "runs."
+        f"{len(entries)} runs can be chosen, the best first{rest}. The parts below are of the "
+        "chosen runs."
     )
     yield el("p", text, class_="soft")
 
@@ -295,7 +296,8 @@ def waiting(run: RunFolder) -> Markup | None:
     """Return the part of the page on the critical paths of a run's rounds, with two examples.
 
     A round's critical path is the chain of steps, such as trainings, that determined when the round
-    ended. The examples are the longest round, and the round whose length is nearest to the median.
+    ended. The examples are the longest round, if it is longer than the median, and the round whose length is nearest to the
+    median.
 
     Returns:
         The part of the page; None if the run has no rounds or took no time.
@@ -306,24 +308,26 @@ def waiting(run: RunFolder) -> Markup | None:
     rows: list[list[str | tables.TableCell]] = []
     for name, seconds in paths.totals.items():
         duration = tables.TableCell(show_seconds(seconds), seconds)
-        share = tables.TableCell(f"{seconds / paths.end:.1%}", seconds)
+        share = tables.TableCell(show_share(seconds / paths.end, 1), seconds)
         rows.append([category_in_words(paths, name), duration, share])
     heads = ["on the critical path", "took", "share"]
-    caption = "Its times sum to the run's."
+    caption = "The times on the critical path sum to the time of the run."
     if not run.is_done:
-        caption = "Its times sum to the run's so far."
+        caption = "The times on the critical path sum to the time of the run so far."
     table = tables.grid(heads, rows, [True, False, False], caption)
     median_s = median(path.seconds for path in paths.rounds)
     longest = max(paths.rounds, key=lambda path: path.seconds)
     usual = min(paths.rounds, key=lambda path: abs(path.seconds - median_s))
-    examples = [_describe_round_path(paths, longest.number, "the longest")]
-    if usual.number != longest.number:
+    examples = []
+    if show_seconds(longest.seconds) != show_seconds(median_s):
+        examples.append(_describe_round_path(paths, longest.number, "the longest"))
+    if not examples or usual.number != longest.number:
         examples.append(_describe_round_path(paths, usual.number, "a usual one"))
     return join(el("p", " ".join(run_in_words(paths))), table, *examples)
 
 
 def _describe_round_path(paths: CriticalPaths, number: int, description: str) -> Markup:
-    columns = path_table(paths.round(number)).columns
+    columns = path_table(paths.described_round(number)).columns
     title = f"{paths.word.capitalize()} {number}, {description}: what it waited for"
     summary = el("summary", title)
     text = el("p", " ".join(round_in_words(paths, number)))

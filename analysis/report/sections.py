@@ -90,7 +90,7 @@ def answer(subject: Subject) -> Markup:
     parts: list[Markup | None] = [el("h2", "In short", id="summary")]
     if done < planned:
         text = f"{done:,} of {planned:,} runs are done so far{_ended_early(lines)}."
-        text += " What follows is of the done runs alone."
+        text += " The figures below are of the done runs alone."
         parts.append(el("p", text, class_="soft"))
     parts += _unfinished(subject)
     hint = "Each is one run, so nothing says how sure that is."
@@ -165,10 +165,7 @@ def _draw_compared_runs(subject: Subject) -> list[Markup]:
     total = len(subject.runs)
     pictures = [*draw_series(subject.single_runs(drawn), subject.series, is_comparison=True)]
     if pictures and drawn < total:
-        hint = (
-            f"Where single runs are drawn, they are {drawn} of {total}: the first of the best. "
-            "Means are over all of them."
-        )
+        hint = f"Pictures of single runs show {drawn} of {total} runs. Means are over all runs."
         pictures.append(el("p", hint, class_="soft"))
     return pictures
 
@@ -182,8 +179,13 @@ def _compare_scenarios(subject: Subject) -> Markup:
     runs = [entry.run for entry in entries]
     differences = tables.compare_scenarios(runs, [entry.name for entry in entries])
     text = "All runs have this scenario, with seeds of their own."
+    about = "its kinds and sizes, and the file with every default"
     if differences:
-        text = f"That is {entries[0].name}."
-    content = [*_scenario(runs[0]), el("p", text, class_="soft"), differences]
-    about = "what the lines have alike, and in which keys they differ"
+        text = f"The scenario of {entries[0].name}."
+        about = "of one line, and the keys in which the lines differ"
+    content = [el("p", text, class_="soft"), *_scenario(runs[0]), differences]
+    line_count = sum(bool(line.runs) for line in subject.lines)
+    if differences and len(entries) < line_count:
+        text = f"The scenarios of {len(entries)} of {line_count} lines are compared."
+        content.append(el("p", text, class_="soft"))
     return fold("Scenario", *content, anchor="scenario", about=about)

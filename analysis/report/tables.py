@@ -177,7 +177,8 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
         if rows[key].notna().any():
             columns.append(column)
     caption = (
-        "One row a device that worked, who wasted most on top; its number shows it in the timeline."
+        "One row for each device that worked, the most wasted work on top. The number of a device "
+        "shows it in the timeline."
     )
     if len(rows) > _MOST_DEVICES:
         caption += f" The {_MOST_DEVICES} of {len(rows):,} that wasted most are shown."
@@ -347,7 +348,10 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
         _, key, _ = column
         if any(row.get(key) is not None for row in rows):
             columns.append(column)
-    caption = f"One row a {run.round_word}; its number shows it in the timeline."
+    caption = (
+        f"One row for each {run.round_word}. The number of a {run.round_word} shows it in the "
+        "timeline."
+    )
     if len(shown) != len(rows):
         caption += (
             f" {len(shown)} of {len(rows):,} are shown: one of {every}, the best and the last."
@@ -407,7 +411,7 @@ def compare_scenarios(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup
     remark = None
     if len(keys) > len(rows):
         remark = el("p", f"Keys that differ besides: {len(keys) - len(rows)}.", class_="soft")
-    heading = f"What their scenarios say differently: {counted(len(keys), 'key')}"
+    heading = f"Keys that differ between the scenarios: {len(keys)}"
     is_open = len(keys) <= _FEW_DIFFERENCES
     return el("details", el("summary", heading), table, remark, open=is_open)
 

@@ -66,6 +66,7 @@ class TimelineHeader(TypedDict):
         clock: name of the run's time, ``simulated time`` or ``measured time``.
         round_word: noun for a round: ``round``, or ``version`` of an asynchronous server's model.
         is_done: whether the run is done; otherwise its open tasks may still be useful.
+        loses_edges: whether an edge server failed in the run.
     """
 
     tick: float
@@ -81,6 +82,7 @@ class TimelineHeader(TypedDict):
     clock: str
     round_word: str
     is_done: bool
+    loses_edges: bool
 
 
 class TimelineData(NamedTuple):
@@ -125,6 +127,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "clock": run.clock,
         "round_word": run.round_word,
         "is_done": run.is_done,
+        "loses_edges": columns.history.loses_edges,
     }
     return TimelineData(header, arrays, columns.kinds)
 

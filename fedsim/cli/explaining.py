@@ -247,7 +247,7 @@ def why_command(run: Path, number: int | None) -> VerbOutcome:
     else:
         sentences = round_in_words(paths, number)
         totals = paths.round(number).totals
-        table = path_table(paths.round(number))
+        table = path_table(paths.described_round(number))
 
     def print_text() -> None:
         say(*sentences)

@@ -230,7 +230,7 @@ def undone(study: Study) -> list[str]:
         return []
     return [
         f"{len(study.runs)} of {study.planned} runs are done so far, 1 failed, 1 interrupted. "
-        "What follows is of the done runs alone.",
+        "The figures below are of the done runs alone.",
         "Of shaky 2 of 3 runs are done (seed 2 failed).",
         "Of cut 2 of 3 runs are done (seed 3 interrupted).",
     ]

@@ -242,6 +242,16 @@ def test_the_paper_figure_has_no_moves_of_splits_and_names_the_largest_groups(
     assert "5 smaller groups" in labels
 
 
+def test_a_split_is_no_move(divided: RunFolder, grouped: RunFolder) -> None:
+    figure = draw_membership(divided)
+    assert drawn(figure.axes[0])["move"] == 0
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "a group splits" in labels
+    assert "moves to another group" not in labels
+    assert ", 3 splits, no moves between groups" in figure.get_suptitle()
+    assert drawn(draw_membership(grouped).axes[0])["move"] > 0
+
+
 def test_lines_last_as_long_as_their_clusters(divided: RunFolder) -> None:
     figure = draw_split_tree(divided)
     (panel,) = figure.axes

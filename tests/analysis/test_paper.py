@@ -3,6 +3,7 @@
 import csv
 import re
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from fedsim.analysis.paper.waiting import draw_waiting, measure_waiting, read_wa
 from fedsim.analysis.series import Series, group_by_scenario
 from fedsim.analysis.style import NothingToDrawError, PictureError
 from fedsim.lab.compare.critical_path import CriticalPaths
+from fedsim.lab.reading.activities import Activities
+from fedsim.lab.reading.attempts import Attempts
+from fedsim.lab.reading.history import History
 from fedsim.lab.reading.targets import Target
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Lived, Ran, drawn
@@ -124,6 +128,24 @@ def test_a_pre_training_is_no_client_but_a_failed_one(grouped: RunFolder) -> Non
     assert counts == {row["round"]: row["selected"] for row in grouped.rounds}
 
 
+def test_a_round_that_waited_for_a_pre_training_says_so(grouped: RunFolder) -> None:
+    paths = CriticalPaths(grouped)
+    preparing = {
+        attempt.task
+        for attempt in Attempts(Activities(History(grouped))).all
+        if attempt.is_preparation
+    }
+    kinds = set()
+    for path in paths.rounds:
+        described = paths.described_round(path.number)
+        assert described.totals == path.totals
+        for step, named in zip(path.steps, described.steps, strict=True):
+            is_renamed = step.step == "train" and step.task in preparing
+            assert named.step == ("pre-training" if is_renamed else step.step)
+            kinds.add(named.step)
+    assert {"train", "pre-training"} <= kinds
+
+
 @pytest.mark.parametrize("name", ["run", "split"])
 def test_waits_are_those_of_the_critical_path(name: str, request: pytest.FixtureRequest) -> None:
     run: RunFolder = request.getfixturevalue(name)
@@ -134,6 +156,12 @@ def test_waits_are_those_of_the_critical_path(name: str, request: pytest.Fixture
         path = paths[wait.round]
         assert wait.waited_s == pytest.approx(path.saved_s)
         assert set(path.late) <= set(wait.devices)
+
+
+def test_outcomes_that_never_occur_are_not_drawn(roundless: RunFolder) -> None:
+    figure = draw_straggling([series_of(roundless)], 3.5).figure
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["valid", "lost"]
+    assert " late" not in figure.axes[0].get_title(loc="left")
 
 
 def test_seeds_are_a_mean_and_a_band(two: list[RunFolder]) -> None:
@@ -165,7 +193,7 @@ def test_each_bar_of_waiting_is_a_number(two: list[RunFolder]) -> None:
     drawing = draw_waiting([series_of(*two)], 3.5)
     by_round, by_device = drawing.figure.axes[:2]
     (edge,) = [item for item in by_round.patches if item.get_gid() == "half"]
-    unit = {"s": 1.0, "min": 60.0}[by_round.get_ylabel().split("(")[1].rstrip(")")]
+    unit = {"s": 1.0, "min": 60.0}[by_round.figure.get_supylabel().split("(")[1].rstrip(")")]
     values = edge.get_data().values * unit  # type: ignore[attr-defined]
     np.testing.assert_allclose(values, [point.half_s.mean for point in line.points])
     heights = [bar.get_height() for bar in by_device.patches]  # type: ignore[attr-defined]
@@ -244,6 +272,23 @@ def test_bytes_to_a_target_are_those_of_the_transfers(run: RunFolder) -> None:
     unit = {"MB": 1e6, "kB": 1e3}[figure.axes[1].get_xlabel().split("(")[1].rstrip(")")]
     widths = [bar.get_width() * unit for bar in bars]  # type: ignore[attr-defined]
     assert widths == pytest.approx([sums["down"], sums["up"]])
+
+
+def test_names_of_bars_do_not_overlap_and_a_line_without_bytes_leaves_no_gap(
+    run: RunFolder, ran: Ran
+) -> None:
+    name = "a name that is too long for one line"
+    lines = [Series(f"{name} {number}", (run, run), number) for number in range(2)]
+    local = ran("local", strategy={"kind": "local", "deadline": "10 s"})
+    lines.append(Series("local", (local, local), 2))
+    figure = draw_communication(lines, 3.5).figure
+    figure.draw_without_rendering()
+    bars = figure.axes[1]
+    boxes = [label.get_window_extent() for label in bars.get_yticklabels()]
+    for above, below in pairwise(boxes):
+        assert above.y0 >= below.y1
+    legend = figure.legends[0].get_window_extent()
+    assert bars.get_tightbbox().y0 - legend.y1 < 0.2 * figure.dpi  # type: ignore[union-attr]
 
 
 def test_the_target_is_the_hardest_that_all_reach(run: RunFolder) -> None:

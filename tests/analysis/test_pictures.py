@@ -23,12 +23,14 @@ from fedsim.analysis.fairness import (
     waiting_times,
 )
 from fedsim.analysis.style import NothingToDrawError, render_pixels
+from fedsim.analysis.timeline import draw_timeline
 from fedsim.common.errors import RunFolderError
+from fedsim.lab.compare.measures import measure
 from fedsim.lab.reading.fairness import jain_over_time
 from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world, run
-from tests.analysis.conftest import Ran
+from tests.analysis.conftest import Lived, Ran
 
 
 def test_names_are_made_fit_to_draw() -> None:
@@ -76,6 +78,19 @@ def test_selections_add_up(split: RunFolder) -> None:
     assert groups["valid"].sum() == sum(row["valid"] for row in split.rounds)
     panel = draw_fairness([split]).axes[-1]
     assert [bar.get_height() for bar in panel.patches] == [*groups["valid"], *groups["failed"]]
+
+
+@pytest.mark.parametrize("kind", ["hierfavg", "flexcfl"])
+def test_a_continued_task_is_one_selection(kind: str, lived: Lived) -> None:
+    run = lived(kind)
+    counts = selections_of_devices(run)
+    assert sorted(counts) == sorted(row["selected"] for row in run.devices)
+    starts = [event for event in run.events if event["kind"] == "task-start"]
+    assert counts.sum() < sum(event["round"] is not None for event in starts)
+    groups = selections_of_groups(run)
+    assert groups["valid"].sum() == sum(row["valid"] for row in run.rounds)
+    assert groups["failed"].sum() == counts.sum() - groups["valid"].sum()
+    assert jain_over_time(run)[1][-1] == pytest.approx(measure(run)["Jain's index of selections"])
 
 
 def test_one_run_is_drawn_over_rounds(run: RunFolder) -> None:
@@ -133,6 +148,19 @@ def test_waiting_counts_rounds_since_the_last_selection(
             waits.append(min(past) if past else number + 1 - first)
         found = (*waiting.loc[number, ["mean", "p90", "longest"]],)
         assert found == pytest.approx((np.mean(waits), np.percentile(waits, 90), max(waits)))
+
+
+def test_axes_of_waiting_have_room_for_a_round_if_no_device_waits(ran: Ran) -> None:
+    strategy = {"kind": "fedavg", "clients_per_round": 6}
+    population = {"devices": 6, "speed": "20 samples/s"}
+    every = ran("every", learning="off", population=population, strategy=strategy)
+    assert not waiting_times(every, "round")["longest"].any()
+    assert [panel.get_ylim() for panel in draw_fairness([every]).axes[1:4]] == [(0, 1)] * 3
+
+
+def test_the_mark_of_a_flat_battery_is_named(folders: list[RunFolder]) -> None:
+    labels = [text.get_text() for text in draw_timeline(folders[0]).legends[0].get_texts()]
+    assert "battery flat at this instant" in labels
 
 
 def heights(panel: Axes) -> float:

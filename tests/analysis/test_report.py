@@ -184,7 +184,7 @@ def test_a_study(study: Path) -> None:
     document = Document(study.with_name("st.report.html"))
     check_frame(document, timelines=4)
     names = "a study <b>of two</b>", "It shows <i>little</i>.", "<i>longer</i>, seed 1"
-    counts = "4 runs of 2 variants: FedAvg", "4 runs can be chosen"
+    counts = "4 runs of 2 lines: FedAvg", "4 runs can be chosen"
     for said in (*names, *counts, "The baseline is plain.", "difference to the baseline"):
         assert said in document.text
 
@@ -196,7 +196,7 @@ def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None
     check_frame(document, timelines=2)
     assert [field for field in document.of("input") if field["name"] == "together"]
     # the strategy, and its file
-    assert "What their scenarios say differently: 2 keys" in document.text
+    assert "Keys that differ between the scenarios: 2" in document.text
     assert "final accuracy (0-1)" in document.text
     assert "</script><script>alert(1)</script>" in document.text
     whole = document.raw["pre"][0]  # the scenario as it is, with each name whole

@@ -1,5 +1,9 @@
 """Accuracy, costs, traffic and stragglers: what is drawn of rounds is what the tables say."""
 
+import json
+import re
+import shutil
+import warnings
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -9,13 +13,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from fedsim.analysis.accuracy import band, draw_accuracy, draw_costs
+from fedsim.analysis.accuracy import _set_start, band, draw_accuracy, draw_costs
 from fedsim.analysis.palette import line_of
+from fedsim.analysis.report.legend import timeline_legend
+from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.round_lanes import read_attempts, trained_rounds
 from fedsim.analysis.series import group_by_scenario
 from fedsim.analysis.stragglers import MOST_LANES, MOST_PANELS, draw_stragglers
-from fedsim.analysis.style import NothingToDrawError
+from fedsim.analysis.style import NothingToDrawError, render_pixels
+from fedsim.analysis.timeline import draw_timeline
 from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic, read_parts
 from fedsim.lab.reading.history import History
 from fedsim.records.ledger import sum_view
@@ -27,7 +35,8 @@ from tests.strategies.test_hierfavg import by_hand, outage
 
 def test_three_panels_show_the_rounds_table(run: RunFolder) -> None:
     rounds, time, moved = draw_accuracy([run]).axes
-    assert f"the axis begins at {rounds.get_ylim()[0]:.2g}" in rounds.get_ylabel()
+    assert rounds.get_ylim()[0] == 0
+    assert rounds.get_ylabel() == "test accuracy (0 to 1)"
     accuracy = [row["accuracy"] for row in run.rounds]
     sums = np.cumsum([row["bytes_down"] + row["bytes_up"] for row in run.rounds])
     for panel in (rounds, time, moved):
@@ -39,6 +48,19 @@ def test_three_panels_show_the_rounds_table(run: RunFolder) -> None:
     np.testing.assert_allclose(time.lines[0].get_xdata(), [row["time"] for row in run.rounds])
     assert moved.get_xlabel() == "moved (kB)"
     np.testing.assert_allclose(moved.lines[0].get_xdata(), sums / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("values", "start"),
+    [((0.3, 0.95), 0.0), ((34.0, 0.25), 0.0), ((0.9497, 0.993), 0.94), ((-2.0, 1.0), -2.15)],
+)
+def test_an_axis_of_values_begins_at_zero_or_at_a_tick(
+    values: tuple[float, float], start: float
+) -> None:
+    panel = Figure().subplots()
+    panel.plot(values)
+    assert _set_start(panel) == pytest.approx(start)
+    assert panel.get_ylim()[0] == pytest.approx(start)
 
 
 def test_runs_side_by_side_are_told_apart(
@@ -57,6 +79,46 @@ def test_rounds_are_on_a_log_scale_beside_a_run_of_many_more(run: RunFolder, ran
     many = ran("many", strategy={"kind": "fedasync", "concurrency": 4}, stop={"rounds": 40})
     rounds, time, _ = draw_accuracy([run, many]).axes
     assert (rounds.get_xscale(), time.get_xscale()) == ("log", "linear")
+
+
+@pytest.mark.parametrize("rounds", [8, 80])
+def test_a_run_without_bytes_beside_others_does_not_spoil_the_layout(
+    rounds: int, run: RunFolder, ran: Ran
+) -> None:
+    local = ran("local", strategy={"kind": "local", "deadline": "10 s"})
+    other = ran("other", stop={"rounds": rounds})
+    figure = draw_accuracy([local, run, other])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        render_pixels(figure)
+    moved = figure.axes[2]
+    is_log = moved.get_xscale() == "log"
+    assert is_log == (rounds == 80)
+    assert len(moved.lines) == (4 if is_log else 6)
+
+
+def test_a_figure_grows_with_its_legend(run: RunFolder) -> None:
+    few = draw_accuracy([run] * 2)
+    many = draw_accuracy([run] * 24)
+    assert many.get_figheight() > few.get_figheight()
+    many.draw_without_rendering()
+    assert many.legends[0].get_window_extent().y1 < min(axes.bbox.y0 for axes in many.axes)
+
+
+def test_runs_in_a_folder_of_their_own_are_named_after_it(run: RunFolder, tmp_path: Path) -> None:
+    runs = []
+    for variant, epochs in (("short", 1), ("long", 2)):
+        for seed in (1, 2):
+            folder = tmp_path / variant / f"seed-{seed}"
+            shutil.copytree(run.path, folder)
+            text = (folder / "scenario.toml").read_text().replace("seed = 1", f"seed = {seed}")
+            text = re.sub(r"local_epochs = \d+", f"local_epochs = {epochs}", text)
+            (folder / "scenario.toml").write_text(text)
+            summary = json.loads((folder / "summary.json").read_text()) | {"seed": seed}
+            (folder / "summary.json").write_text(json.dumps(summary))
+            runs.append(RunFolder(folder))
+    names = [series.label for series in group_by_scenario(runs)]
+    assert names == ["short: fedavg (2 seeds)", "long: fedavg (2 seeds)"]
 
 
 def test_what_happened_meanwhile_is_marked(grouped: RunFolder, run: RunFolder) -> None:
@@ -213,6 +275,18 @@ def test_updates_that_are_lost_with_their_edge_server_are_wasted(tmp_path: Path)
     assert set(parts["direction"]) == {"down", "up"}
 
 
+def test_legends_say_that_tasks_are_lost_with_their_edge_server(tmp_path: Path) -> None:
+    run(by_hand(**outage(6, 4)), tmp_path / "edges")
+    folder = RunFolder(tmp_path / "edges")
+    assert any(event["outcome"] == "lost" for event in folder.events if event["kind"] == "task-end")
+    meaning = "wasted, lost: device disconnected, or its edge server failed"
+    labels = [text.get_text() for text in draw_timeline(folder).legends[0].get_texts()]
+    assert meaning in labels
+    legend = timeline_legend([read_timeline(folder, 100, 1000)])
+    assert meaning in legend
+    assert "its device disconnected, or its edge server failed" in legend
+
+
 def attempts_of(run: RunFolder) -> pd.DataFrame:
     history = History(run)
     return read_attempts(history, trained_rounds(history))
@@ -312,6 +386,15 @@ def test_every_epoch_split_and_part_is_drawn(split: RunFolder) -> None:
         attempts["begun"].notna().sum(),
         attempts["begun"].isna().sum(),
     )
+
+
+def test_counts_beside_lanes_are_those_of_the_drawn_epochs(ran: Ran) -> None:
+    """Clients of Ditto train the global model and their own."""
+    strategy = {"kind": "ditto", "clients_per_round": 4, "deadline": "60 s"}
+    panel = draw_stragglers(ran("ditto", strategy=strategy, learning="off")).axes[0]
+    counts = [int(text.get_text()) for text in panel.texts]
+    assert sum(counts) == drawn(panel)["epochs"]
+    assert max(counts) > 1
 
 
 def test_lanes_are_sorted_and_texts_do_not_overlap(split: RunFolder) -> None:

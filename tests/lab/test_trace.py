@@ -120,7 +120,7 @@ def test_what_happens_to_devices_are_instants_on_their_lanes(
     outcomes = Counter(event["outcome"] for event in run.events if event["kind"] == "task-end")
     kinds = Counter(event["kind"] for event in run.events)
     found = Counter(entry["name"] for entry in of(entries, "i") if entry["pid"] == 2)
-    assert found["disconnected"] == outcomes["lost"]
+    assert found["task lost"] == outcomes["lost"]
     assert found["arrives"] == kinds["arrival"]
     assert found["data shift (swap-all)"] == kinds["shift"]
     assert found["leaves for good"] == kinds["departure"]

@@ -10,9 +10,11 @@ const OUTCOME_WORDS = {
 };
 const MARK_WORDS = ["arrives", "leaves for good", "its data shift", "it notices that its data have shifted", "moves to another group", "splits its data"];
 
-/** What an outcome means. A task that is open in a run that goes on is not wasted yet. */
+/** Meaning of an outcome. A task that is open in a run that goes on is not wasted yet. */
 function outcomeWords(timeline, outcome) {
-  return outcome === "stopped" && !timeline.header.is_done ? "not finished yet" : OUTCOME_WORDS[outcome];
+  if (outcome === "stopped" && !timeline.header.is_done) return "not finished yet";
+  if (outcome === "lost" && timeline.header.loses_edges) return `${OUTCOME_WORDS.lost}, or its edge server failed`;
+  return OUTCOME_WORDS[outcome];
 }
 
 function describeStep(timeline, lane, i) {

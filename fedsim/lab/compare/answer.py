@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from fedsim.common.harmless import clean
+from fedsim.lab.compare.absence import has_accuracy
 from fedsim.lab.compare.cells import cells_of, name_cells, name_world, varying_keys, worlds_of
 from fedsim.lab.compare.line_decision import LineDecision, decide_line
 from fedsim.lab.compare.lines import Lines, some_names
@@ -117,7 +118,7 @@ class WorldAnswer:
             return ""
         if target.metric == "accuracy":
             return f"To an accuracy of {target.value:g} "
-        return f"To a {target.metric} {target.value:g} "
+        return f"To the target {target.metric} {target.value:g} "
 
     @property
     def missing(self) -> str:
@@ -217,7 +218,7 @@ def _answer_for_world(
         world,
         target,
         tuple(measured_rankings),
-        missed=tuple(_list_missed(rankings)),
+        missed=tuple(_list_missed(rankings, figures)),
         cells=cells,
         bill=tuple(_list_costs(rankings[0], figures, target)),
         unreached=tuple(unreached),
@@ -237,14 +238,18 @@ def _measures_of(goals: Iterable[str], target: Target | None) -> list[Measure]:
     return [measure for measure in dict.fromkeys(measures) if measure is not None]
 
 
-def _list_missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
+def _list_missed(
+    rankings: Sequence[Ranking], figures: LineFigures
+) -> Iterator[tuple[str, int, int]]:
     """Yield the variants that missed the target in at least one of their runs.
 
-    References, such as centralised training, are left out.
+    References, such as centralised training, are left out, and so are variants without learning
+    if the target is an accuracy.
 
     Args:
         rankings: all rankings of a world. Only a ranking by a cost up to the target tells which
             runs reached it; nothing is yielded if there is none.
+        figures: values of all measures of each run of each line.
 
     Yields:
         Name of the variant, count of its runs that reached the target, and count of all its runs.
@@ -252,7 +257,11 @@ def _list_missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
     to_target = [ranking for ranking in rankings if ranking.measure.target is not None]
     # all these rankings have the same target, so one is enough
     for ranking in to_target[:1]:
+        target = ranking.measure.target
+        is_accuracy = target is not None and target.metric == "accuracy"
         for line in ranking.entries:
+            if is_accuracy and not has_accuracy(figures[line.line_index]):
+                continue
             if not line.is_complete and not line.reference:
                 yield clean(line.name), len(line.values), line.run_count
 

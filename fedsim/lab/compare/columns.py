@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 
 from fedsim.lab.compare.measures import Preferred
 from fedsim.lab.compare.paired import Estimate
+
+NOISE = 1e-9
+"""Relative difference that counts as equal: of sums of floats, and of times that differ by ticks."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,12 @@ class ComparedColumn:
         best number includes another number.
         """
         means = self._means()
-        if self.best is None or len(set(means.values())) < 2:
+        if self.best is None or not means:
             return set()
         best_mean = max(means.values()) if self.best == "most" else min(means.values())
-        best_rows = {row for row, mean in means.items() if mean == best_mean}
+        best_rows = {row for row, mean in means.items() if isclose(mean, best_mean, rel_tol=NOISE)}
+        if len(best_rows) == len(means):
+            return set()
         other_means = [mean for row, mean in means.items() if row not in best_rows]
         for row in best_rows:
             cell = self.cells[row]

@@ -20,6 +20,9 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.files import parse_json
 from fedsim.common.step_names import DOWNLOAD, UPLOAD
 from fedsim.common.units import TICK_S
+from fedsim.lab.reading.activities import Activities
+from fedsim.lab.reading.attempts import PRE_TRAINING, Attempts
+from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_rows
@@ -307,6 +310,32 @@ class CriticalPaths:
                 f"--round is {number}, which {str(self._run.path)!r} lacks; {hint}"
             )
         return by_number[number]
+
+    def described_round(self, number: int) -> RoundPath:
+        """Return a round as ``round`` does, with pre-trainings named so as in pictures.
+
+        The step ``train`` of a task that trains no model of a round becomes ``pre-training``.
+
+        Args:
+            number: index of the round.
+
+        Raises:
+            RunFolderError: the run has no such round.
+        """
+        path = self.round(number)
+        steps = []
+        for step in path.steps:
+            if step.step == step_names.TRAIN and step.task in self._preparations:
+                steps.append(replace(step, step=PRE_TRAINING))
+            else:
+                steps.append(step)
+        return replace(path, steps=tuple(steps))
+
+    @cached_property
+    def _preparations(self) -> frozenset[int]:
+        """IDs of the tasks that train no model of a round, such as pre-training."""
+        attempts = Attempts(Activities(History(self._run)))
+        return frozenset(attempt.task for attempt in attempts.all if attempt.is_preparation)
 
     @cached_property
     def totals(self) -> dict[str, float]:

@@ -36,11 +36,14 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
     if not rounds:
         return [f"The run has no {paths.word}s, so nothing was waited for."]
     longest = max(rounds, key=lambda path: path.seconds)
-    words = [
-        f"{count_rounds(len(rounds), paths.word)} in {show_seconds(rounds[-1].end)}: "
-        f"{show_seconds(median(path.seconds for path in rounds))} in the "
-        f"median, {show_seconds(longest.seconds)} the longest ({paths.word} {longest.number})."
-    ]
+    usual = show_seconds(median(path.seconds for path in rounds))
+    most = show_seconds(longest.seconds)
+    lengths = f": {usual} in the median, {most} the longest ({paths.word} {longest.number})"
+    if most == usual:
+        lengths = f": {usual} in the median and at most"
+    if len(rounds) == 1:
+        lengths = ""
+    words = [f"{count_rounds(len(rounds), paths.word)} in {show_seconds(rounds[-1].end)}{lengths}."]
     selecting_rounds = [path for path in rounds if path.selected]
     if selecting_rounds:
         seconds = sum(path.seconds for path in selecting_rounds)
@@ -71,7 +74,7 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
         paths: the critical paths of the run.
         number: index of the round.
     """
-    path = paths.round(number)
+    path = paths.described_round(number)
     usual = median(path.seconds for path in paths.rounds)
     words = [
         f"{paths.word.capitalize()} {number} took {show_seconds(path.seconds)}"
@@ -182,7 +185,7 @@ def path_table(path: RoundPath) -> ComparedTable:
                     "of": route,
                     "after": show_seconds(steps[0].start - path.start),
                     "took": show_seconds(seconds),
-                    "share": f"{seconds / path.seconds:.1%}",
+                    "share": show_share(seconds / path.seconds, 1),
                 }
             )
         else:
@@ -204,7 +207,7 @@ def _path_row(path: RoundPath, step: PathStep) -> dict[str, Cell]:
         "of": step.label or device,
         "after": show_seconds(step.start - path.start),
         "took": show_seconds(step.seconds),
-        "share": f"{step.seconds / path.seconds:.1%}",
+        "share": show_share(step.seconds / path.seconds, 1),
         "of it shared links": show_seconds(step.shared) if step.shared else None,
     }
 
@@ -231,7 +234,7 @@ def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:
                     "critical path": category_in_words(paths, category),
                     "run": run,
                     "took": show_seconds(seconds),
-                    "share": f"{seconds / paths.end:.1%}" if paths.end else None,
+                    "share": show_share(seconds / paths.end, 1) if paths.end else None,
                     "": "#" * round(_BAR * seconds / most),
                 }
             )

@@ -279,8 +279,8 @@ def variance_in_words(answer: WorldAnswer) -> list[str]:
     explained = ", ".join(f"{key} {show_share(shares[key])}" for key in keys_by_share)
     interplay = max(0.0, 1 - sum(shares.values()))
     return [
-        f"Of how {measure.label} varies over the {len(rows)} cells of all combinations, each key "
-        f"alone explains: {explained}; their interplay {interplay:.0%}."
+        f"Of how {measure.label} varies over the {len(rows)} cells that have a figure, each key "
+        f"alone explains: {explained}; their interplay {show_share(interplay)}."
     ]
 
 

@@ -10,14 +10,15 @@ from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.harmless import clean
 from fedsim.common.round_words import counted
 from fedsim.lab.compare import measures
+from fedsim.lab.compare.absence import explain_absence, has_accuracy
 from fedsim.lab.compare.answer import TARGETED, WorldAnswer, answers, usual_target
-from fedsim.lab.compare.columns import Absent, Cell, ComparedColumn, ComparedTable
+from fedsim.lab.compare.cells import cell_names
+from fedsim.lab.compare.columns import NOISE, Absent, Cell, ComparedColumn, ComparedTable
 from fedsim.lab.compare.lines import ComparedLine, Lines, format_value, short_key, some_names
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.lab.reading.targets import Target
 from fedsim.records.ledger import LedgerPreset
 
-_NOISE = 1e-12  # relative difference of sums of floats that counts as equal
 _PAIR_HEADS = ("variant", "baseline")
 _DIFFERENCE_HEADS = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
 _RESERVED_HEADS = (*_PAIR_HEADS, *_DIFFERENCE_HEADS, "study", "strategy", "runs", "rounds", "seed")
@@ -76,7 +77,7 @@ class Comparison:
         # values of all measures of each run of each line
         self._figures = self._measure_runs(all_targets, metrics, ledger, cache)
         all_figures = chain.from_iterable(self._figures)
-        self._has_accuracy = any(values[measures.BEST.name] is not None for values in all_figures)
+        self._has_accuracy = has_accuracy(all_figures)
         # targets at which the answers compare costs
         self._targets = self._requested or accuracies or all_targets
         if not self._targets:
@@ -450,11 +451,10 @@ class Comparison:
             line_index: index of the line.
             baseline_index: index of its baseline; None if the cell is not relative to it.
         """
-        figures = [values[measure.name] for values in self._figures[line_index]]
-        reason = explain_absence(measure, self.lines.lines[line_index], figures)
+        lines = self.lines.lines
+        reason = explain_absence(measure, lines[line_index], self._figures[line_index])
         if not reason and baseline_index is not None:
-            figures = [values[measure.name] for values in self._figures[baseline_index]]
-            reason = explain_absence(measure, self.lines.lines[baseline_index], figures)
+            reason = explain_absence(measure, lines[baseline_index], self._figures[baseline_index])
             seeds = self.lines.seeds_of(line_index)
             if reason:
                 reason = f"baseline: {reason}"
@@ -550,7 +550,7 @@ def _mean_difference(pairs: Pairs) -> Estimate:
     """
     above, below = zip(*pairs.values(), strict=True)
     difference = paired_difference(above, below)
-    most_error = _NOISE * max(map(abs, (*above, *below)))
+    most_error = NOISE * max(map(abs, (*above, *below)))
 
     def drop_rounding_error(value: float) -> float:
         return 0.0 if abs(value) <= most_error else value
@@ -578,49 +578,22 @@ def _mean_cell(values: Sequence[float | int | None], most: float) -> Cell:
     if len(numbers) == 1:
         return numbers[0]
     mean = mean_of(numbers)
+    if mean.half <= NOISE * abs(mean.mean):
+        return replace(mean, low=mean.mean, high=mean.mean)
     return replace(mean, low=max(mean.low, 0.0), high=min(mean.high, most))
-
-
-def explain_absence(
-    measure: measures.Measure, line: ComparedLine, figures: Sequence[float | int | None]
-) -> str:
-    """Return the reason why a variant has no mean of a measure, such as "not reached".
-
-    The reason is the text of the variant's cell. It is empty if the variant has a mean, or if no
-    reason is known.
-
-    Args:
-        measure: the measure, such as the time to a target.
-        line: the line.
-        figures: value of the measure in each finished run; None for a run that lacks it.
-    """
-    if not line.is_begun:
-        return "not begun"
-    if not line.runs:
-        return "no run is done"
-    count = sum(figure is not None for figure in figures)
-    if count == len(figures):
-        return ""
-    is_pooled = bool(line.runs[0].scenario.get("data", {}).get("pooled_from"))
-    if is_pooled and not measure.is_of_pooled_data:
-        return "pooled data"
-    if count:
-        return f"in {count} of {len(figures)} runs"
-    if measure.target is not None:
-        return "not reached"
-    return "" if measure.topic == "fairness and groups" else "not measured"
 
 
 def _describe_undone(lines: Lines) -> Iterator[str]:
     """Yield a sentence on each variant of which runs are missing or were not run to their end."""
-    for line in lines.lines:
+    for line, line_name in zip(lines.lines, cell_names(lines), strict=True):
+        name = clean(line_name)
         if len(line.runs) < line.planned:
-            text = f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done"
+            text = f"Of {name} {len(line.runs)} of {line.planned} runs are done"
             if line.planned == 1:
-                text = f"The run of {clean(line.name)} is not done"
+                text = f"The run of {name} is not done"
             rest = line.undone_in_words
             yield f"{text} ({rest})." if rest else f"{text}."
         elif line.statuses != "done":
-            yield f"{clean(line.name)} was not run to its end: {clean(line.statuses)}."
+            yield f"{name} was not run to its end: {clean(line.statuses)}."
     if lines.not_begun:
         yield f"No run was begun of {some_names(lines.not_begun)}."

@@ -1,7 +1,8 @@
 """Fairness of a run: how evenly it selected devices, and how equal accuracies are.
 
-A selection is a task of a round, or of a model version if the strategy has no rounds. Tasks outside
-of rounds, such as reports, profiling and tests, are no selections.
+A selection is a task of a round, or of a model version if the strategy has no rounds. A task and its
+continuations in the same round are one selection. Tasks outside of rounds, such as reports, profiling
+and tests, are no selections.
 """
 
 import math
@@ -12,6 +13,7 @@ import numpy as np
 
 from fedsim.common.arrays import Floats
 from fedsim.common.files import parse_json
+from fedsim.lab.reading.record_data import parse_data
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
@@ -68,10 +70,10 @@ def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
     """
     import pandas as pd
 
-    names = ["time", "kind", "device", "round"]
+    names = ["time", "kind", "device", "round", "data"]
     events = pd.DataFrame(run.events_of(("task-start", "round"), names), columns=names)
     ends = events["kind"] == "round"
-    is_selection = ~ends & events["round"].notna()
+    is_selection = _is_selection(events)
     earlier = events[is_selection].groupby("device").cumcount().reindex(events.index, fill_value=0)
     # a device's count x becomes x + 1, so that the sum of squares grows by 2 x + 1
     sum_of_squares = ((2 * earlier + 1) * is_selection).cumsum()
@@ -81,17 +83,32 @@ def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
 
 
 def selections(run: RunFolder) -> "pd.DataFrame":
-    """Return a DataFrame of the devices' tasks in rounds, in order of their ends.
+    """Return a DataFrame of the selections of devices, in order of their ends.
 
-    Columns are ``device``, its ``group`` at the end of the task (NaN for no group), and ``valid``:
-    whether the task's update was neither late nor lost, and has a finished epoch.
+    Columns are ``device``, its ``group`` at the end of the selection (NaN for no group), and
+    ``valid``: whether the update was neither late nor lost, and has a finished epoch.
     """
     import pandas as pd
 
     names = ["kind", "task", "device", "round", "group", "step", "outcome", "data"]
-    events = pd.DataFrame(run.events_of(("step-end", "task-end"), names), columns=names)
+    kinds = ("task-start", "step-end", "task-end")
+    events = pd.DataFrame(run.events_of(kinds, names), columns=names)
+    # a continuation has the number of the selection that it belongs to
+    number = _is_selection(events).groupby(events["device"]).cumsum()
     trainings = events[(events["kind"] == "step-end") & (events["step"] == "train")]
     lacks_epoch = trainings["data"].map(lambda data: not parse_json(data)["epochs"]).astype(bool)
     ends = events[(events["kind"] == "task-end") & events["round"].notna()]
+    ends = ends.assign(number=number).drop_duplicates(["device", "number"], keep="last")
     has_epoch = ~ends["task"].isin(trainings["task"][lacks_epoch])
     return ends[["device", "group"]].assign(valid=(ends["outcome"] == "done") & has_epoch)
+
+
+def _is_selection(events: "pd.DataFrame") -> "pd.Series[bool]":
+    """Return whether each record begins a task of a round that continues no other task; [records].
+
+    Args:
+        events: records, with the columns ``kind``, ``round`` and ``data``.
+    """
+    begins = (events["kind"] == "task-start") & events["round"].notna()
+    continues = events["data"][begins].map(lambda text: "continues" in parse_data(text))
+    return begins & ~continues.reindex(events.index, fill_value=False).astype(bool)

@@ -181,6 +181,11 @@ class History:
         phases = phases.rename(columns={"time": "start"})
         return phases.assign(end=_next_start(phases, self.end))
 
+    @cached_property
+    def loses_edges(self) -> bool:
+        """Whether an edge server failed."""
+        return bool((self.events["kind"] == "edge-off").any())
+
     @property
     def lost_edges(self) -> pd.DataFrame:
         """DataFrame of outages of edge servers, from ``start`` to ``end`` (s).

@@ -24,7 +24,7 @@ _HOSTS = 4
 # most changes of a link's load: enough for any screen, and at most a tenth of a long run's file
 _MOST_LOAD_CHANGES = 20_000
 
-_NAME_OF_LOSS = {"lost": "disconnected", "left": "left for good", "battery": "battery flat"}
+_NAME_OF_LOSS = {"lost": "task lost", "left": "left for good", "battery": "battery flat"}
 
 TraceEvent = dict[str, Any]
 

@@ -213,6 +213,13 @@ def test_a_round_that_its_deadline_ended_in_words(tmp_path: Path) -> None:
         found.round(7)
 
 
+def test_rounds_of_one_length_have_no_longest(tmp_path: Path) -> None:
+    single = paths(tmp_path / "single", [20, 20], 1)
+    assert run_in_words(single)[0] == "1 round in 5.2 s."
+    equal = paths(tmp_path / "equal", [20, 20], 3)
+    assert run_in_words(equal)[0] == "3 rounds in 15.6 s: 5.2 s in the median and at most."
+
+
 def test_what_if_twice_the_deadline(tmp_path: Path) -> None:
     """The device of 40 samples, cut off after 6 s, is done after 7.2 s: 1.2 s more for its own
     upload.
@@ -226,7 +233,7 @@ def test_what_if_twice_the_deadline(tmp_path: Path) -> None:
     ]
     assert [line[6:9] for line in told[2:]] == [["run", "0.9", "s"], ["run.whatif", "2.1", "s"]]
     assert (tmp_path / "run.whatif.report.html").is_file()
-    assert "round 0" in done("why", tmp_path / "run.whatif")
+    assert "1 round in 7.2 s." in done("why", tmp_path / "run.whatif")
     assert call("why", run, "--round", 4).exit_code == 2
     assert totals_table({}).columns[0].cells == ()
 

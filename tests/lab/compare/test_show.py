@@ -1,6 +1,7 @@
 """Comparisons as people and programs read them."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -11,14 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.lab.compare.columns import ComparedColumn
-from fedsim.lab.compare.lines import read_lines
+from fedsim.lab.compare.columns import Absent, ComparedColumn
+from fedsim.lab.compare.lines import Lines, read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.show import format_cell, print_short
-from fedsim.lab.compare.table import Comparison, _mean_difference
+from fedsim.lab.compare.table import (
+    Comparison,
+    _describe_undone,
+    _mean_cell,
+    _mean_difference,
+)
 from fedsim.lab.terminal import Console
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
+from tests.lab.compare.test_answer import figures_of, line_of
 from tests.lab.conftest import rows_of
 
 T2 = 4.302652729911275  # Student's t, 0.975, two degrees of freedom
@@ -32,6 +39,17 @@ def refused(*words: object) -> str:
     result = call("compare", *words)
     assert (result.exit_code, "Traceback" in result.output) == (2, False), result.output
     return result.output
+
+
+def test_times_that_differ_by_ticks_are_equal() -> None:
+    tick = 2.0**-30
+    cell = _mean_cell([800.0, 800.0 - 30 * tick, 800.0], math.inf)
+    assert isinstance(cell, Estimate)
+    assert format_cell(cell, ComparedColumn("time (s)", (cell,))) == "800"
+    assert ComparedColumn("time (s)", (800.0, cell, 900.0), best="least").best_cells == {0, 1}
+    assert ComparedColumn("time (s)", (800.0, cell), best="least").best_cells == set()
+    difference = _mean_difference({1: (800.0, 800.0), 2: (800.0, 800.0 - 40 * tick)})
+    assert (difference.mean, difference.low, difference.high) == (0, 0, 0)
 
 
 def test_runs_side_by_side(runs: dict[str, Path]) -> None:
@@ -53,6 +71,31 @@ def test_runs_side_by_side(runs: dict[str, Path]) -> None:
     shown = compared(*runs.values(), "--target", "0.2", "--all")
     assert "rounds to target 0.2" in shown
     assert "\x1b" not in shown
+
+
+def test_unfinished_lines_of_a_grid_are_told_apart(tmp_path: Path) -> None:
+    lines = []
+    for lr in ("0.1", "0.2"):
+        line = line_of(tmp_path / lr, "plain", [figures_of(1.0, 0.9)], (("training.lr", lr),))
+        lines.append(dataclasses.replace(line, planned=2))
+    first, second = _describe_undone(Lines(tuple(lines), (0.5,), (None, None), ""))
+    assert first.startswith("Of plain (lr=0.1) 1 of 2 runs are done")
+    assert second.startswith("Of plain (lr=0.2) 1 of 2 runs are done")
+
+
+def test_a_run_without_learning_has_not_missed_an_accuracy(runs: dict[str, Path]) -> None:
+    text = compared(runs["fedavg"], runs["off"], "--target", "0.99")
+    assert "not measured" in text
+    assert "missed by off" not in text
+    comparison = Comparison(read_lines([runs["fedavg"], runs["off"]]), [0.2])
+    (answer,) = comparison.answers()
+    assert answer.missed == ()
+    (column,) = [
+        column
+        for column in comparison.side_by_side().columns
+        if column.head == "time to target 0.2 (s)"
+    ]
+    assert column.cells[1] == Absent("not measured")
 
 
 @pytest.mark.parametrize("width", [30, 200])
