@@ -360,8 +360,8 @@ class _Keyless(_Taken):
     [
         (
             _Taken,
-            r"_Taken\.models\(\) gives 0 for 'global'; a pair of a model \(Ref\).* use another "
-            r"name",
+            r"_Taken\.models \(test_own_parts.py, line \d+\) returns 0 for 'global'; allowed is a "
+            r"dict .* pairs of a model \(Ref\).* use another name",
         ),
         (_Mixing, r"mix is given 0; a model \(Ref\) is needed; .* use another name"),
         (

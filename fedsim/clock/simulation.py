@@ -35,8 +35,20 @@ from fedsim.clock.environment import (
     ProcessGenerator,
 )
 from fedsim.clock.executors import Executor, Inline
+from fedsim.common.arguments import (
+    CALLABLE,
+    FLAG,
+    TEXT,
+    instance,
+    is_number,
+    is_whole,
+    list_of,
+    refusal,
+    takes,
+)
 from fedsim.common.errors import SimulationError
 from fedsim.common.units import CLOCK_END_S, EXACT_S, TICK_S
+from fedsim.common.user_records import check_fields, check_kind
 
 T = TypeVar("T")
 _FOREIGN_AWAIT = (
@@ -206,7 +218,12 @@ class Simulation:
         self._unread: deque[Record] | None = None
         self._between: list[Callable[[], None]] = []  # functions of ``between_instants``
         self.idle: Callable[[], bool] | None = None
-        self.installed: Any = None if blueprint is None else blueprint.install(self)
+        self.installed: Any = None
+        if blueprint is not None:
+            if not hasattr(blueprint, "install"):
+                allowed = "a Scenario, such as fedsim.load returns, or None"
+                raise refusal("Simulation", "blueprint", blueprint, allowed)
+            self.installed = blueprint.install(self)
 
     def _move(self, now: float) -> None:
         if self.ended.callbacks and (now == math.inf or (self.idle is not None and self.idle())):
@@ -232,7 +249,13 @@ class Simulation:
 
         Returns:
             The process, an event that fires when the generator returns.
+
+        Raises:
+            SimulationError: the argument is no generator.
         """
+        if not isinstance(generator, Generator):
+            allowed = "a generator, the result of a function with 'yield'"
+            raise refusal("Simulation.process", "generator", generator, allowed)
         process = self.env.process(generator)
         process.callbacks.append(_raise_failure)
         return process
@@ -254,7 +277,19 @@ class Simulation:
 
         Returns:
             The alarm, which can be cancelled.
+
+        Raises:
+            SimulationError: the time is before now or no number, or another argument is wrong.
         """
+        if not (isinstance(name, tuple) and len(name) == 2):
+            raise refusal("Simulation.wake", "name", name, "a pair (kind, number)")
+        if not callable(callback):
+            raise refusal("Simulation.wake", "callback", callback, "a function")
+        if not is_whole(priority):
+            raise refusal("Simulation.wake", "priority", priority, "a whole number")
+        if not (is_number(when) and self.now <= when):
+            allowed = f"a time of {self.now!r} s or later"
+            raise refusal("Simulation.wake", "when", when, allowed)
         return self.env.at(name, when, callback, priority)
 
     def unsettle(self, solve: Callable[[], None]) -> None:
@@ -266,6 +301,8 @@ class Simulation:
         Args:
             solve: the function, without arguments.
         """
+        if not callable(solve):
+            raise refusal("Simulation.unsettle", "solve", solve, "a function")
         self.env.call(solve, SETTLE)
 
     def post(self, handler: Handler) -> None:
@@ -276,9 +313,12 @@ class Simulation:
                 message. It may only await results of real computations (``join``), such as
                 trainings.
         """
+        if not callable(handler):
+            raise refusal("Simulation.post", "handler", handler, "a coroutine function")
         if not self._is_over:
-            self.env.call(lambda: self._handle(handler().__await__()), SERVE)
+            self.env.call(lambda: self._begin_handler(handler), SERVE)
 
+    @takes(function=CALLABLE, alone=FLAG)
     def submit(self, function: Callable[..., T], *args: object, alone: bool = False) -> "Future[T]":
         """Start a real computation, such as a training, on the executor; ``join`` waits for it.
 
@@ -297,6 +337,7 @@ class Simulation:
         finally:
             self.working = False
 
+    @takes(work=instance(Future, "a future of concurrent.futures"))
     def join(self, work: "Future[Any]") -> Join:
         """Return an event for the result of a real computation; the clock stops until it is done.
 
@@ -309,16 +350,22 @@ class Simulation:
         return self.env.join(work)
 
     def emit(self, kind: str, **fields: object) -> None:
-        """Record an event at the present time; functions registered by ``listen`` receive it.
+        """Record an event of your own at the present time; functions of ``listen`` receive it.
 
         Args:
-            kind: name of the kind, such as ``task-end``.
-            fields: JSON-able values, by name.
+            kind: name of the kind. With a scenario it is none that fedsim uses itself, such as
+                ``task-end``.
+            fields: JSON values, by name. ``device``, ``round``, ``group`` and ``task`` are whole
+                numbers or None, ``step`` and ``outcome`` texts or None.
+
+        Raises:
+            SimulationError: the kind is not allowed, or a field has a wrong value.
         """
-        self.record(kind, fields)
+        kind = check_kind("Simulation.emit", kind, is_clock=self.installed is None)
+        self.record(kind, check_fields("Simulation.emit", kind, fields))
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
-        """Record an event as ``emit`` does, but without copying the fields.
+        """Record an event of fedsim itself as ``emit`` does, without checks or a copy of the fields.
 
         Args:
             kind: name of the kind.
@@ -330,6 +377,7 @@ class Simulation:
         if self._unread is not None:
             self._unread.append(record)
 
+    @takes(sink=CALLABLE, kinds=list_of(TEXT, "kinds"))
     def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
         """Register a function that receives every record, or the records of some kinds.
 
@@ -345,6 +393,7 @@ class Simulation:
         # for each kind with sinks of its own, all sinks in their order; other kinds have ``_sinks``
         self._receivers = {kind: [*self._sinks, *own] for kind, own in self._sinks_of.items()}
 
+    @takes(final=CALLABLE)
     def at_end(self, final: Callable[[], None]) -> None:
         """Register a function to call when the run is over.
 
@@ -356,6 +405,7 @@ class Simulation:
         """
         self._finals.append(final)
 
+    @takes(close=CALLABLE)
     def at_close(self, close: Callable[[], None]) -> None:
         """Register a function to call after the run, even if the run fails.
 
@@ -364,6 +414,7 @@ class Simulation:
         """
         self._closers.append(close)
 
+    @takes(reason=TEXT)
     def stop(self, reason: str) -> None:
         """End the run after all events of the present time.
 
@@ -383,6 +434,7 @@ class Simulation:
 
     # state for checkpoints, and alarms that a resumed run sets again
 
+    @takes(action=CALLABLE)
     def between_instants(self, action: Callable[[], None]) -> None:
         """Call a function once, after all events of the present time and before the clock moves on.
 
@@ -520,6 +572,14 @@ class Simulation:
             self.stop(f"the end of the clock ({CLOCK_END_S:g} s)")
             return False
         return True
+
+    def _begin_handler(self, handler: Handler) -> None:
+        """Call a function given to ``post``, and run the coroutine that it returns."""
+        coroutine = handler()
+        if not hasattr(coroutine, "__await__"):
+            allowed = "a coroutine, as a function with 'async def' returns it"
+            raise refusal("Simulation.post", "the result of handler", coroutine, allowed)
+        self._handle(coroutine.__await__())
 
     def _handle(self, handler: Generator[object, None, None]) -> None:
         """Run the server's code for an event until it returns or waits for a real computation.

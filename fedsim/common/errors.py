@@ -183,8 +183,14 @@ def home_of(code: Any) -> str:
 
 
 def show_value(value: object) -> str:
-    """Format a value for messages, as ``repr(value)`` cut to 80 characters."""
-    text = repr(value)
+    """Format a value for messages, as ``repr(value)`` cut to 80 characters.
+
+    A value whose ``repr`` fails, such as an integer of 5,000 digits, is shown by its type.
+    """
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
     if len(text) <= _LONGEST_VALUE:
         return text
     return text[: _LONGEST_VALUE - 3] + "..."

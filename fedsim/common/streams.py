@@ -16,6 +16,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.errors import SimulationError, show_value
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of splitmix64
 _MIX1 = 0xBF58476D1CE4E5B9
@@ -179,6 +181,9 @@ class Streams:
             purpose: name of the stream.
             ids: integers that name the stream too, such as the indices of round and device.
 
+        Raises:
+            SimulationError: the purpose is no text, or an ID is no whole number of -1 or more.
+
         Example:
             >>> from fedsim.plugin import Streams
             >>> streams = Streams(seed=1)
@@ -188,8 +193,14 @@ class Streams:
             >>> sorted(order.tolist())
             [0, 1, 2, 3, 4, 5]
         """
-        entropy = [_root(self.seed, purpose), *(i + 1 for i in ids)]
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+        try:
+            entropy = [_root(self.seed, purpose), *(i + 1 for i in ids)]
+            return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+        except (TypeError, ValueError):
+            raise SimulationError(
+                f"a random generator is named {show_value((purpose, *ids))}; allowed are a text, "
+                "and whole numbers of -1 or more"
+            ) from None
 
 
 class Shuffle:

@@ -249,7 +249,7 @@ class Nodes:
                 "node was started anew",
                 task.device,
             )
-            self._clock.emit("node-forgot", **task.fields)
+            self._clock.record("node-forgot", dict(task.fields))
         remote.receive(task.id, contents or None, "late" if answer.is_late else None)
         if answer.shift and not answer.is_late:
             on_shift = self._run.strategy.on_shift
@@ -258,7 +258,7 @@ class Nodes:
     def _reject(self, task: Task, error: PacketError) -> None:
         """End a task as lost, because its answer cannot be read; record and log the reason."""
         _log.warning("the answer of device %d is not used: %s", task.device, error)
-        self._clock.emit("node-fault", **task.fields, reason=str(error))
+        self._clock.record("node-fault", {**task.fields, "reason": str(error)})
         self._run.remote.receive(task.id, None, "lost")
 
     def _call_at_wall_time(self, action: Callable[[], None]) -> None:
@@ -284,18 +284,18 @@ class Nodes:
             packet: the message.
             wall: time of the day (s since 1970) at which it was sent or has arrived.
         """
-        self._clock.emit(
-            kind,
-            task=task.id,
-            device=task.device,
-            round=task.round,
-            group=task.group,
-            wall=wall,
-            bytes=packet.bytes_by_content(),
-            took_s=packet.head.get("took_s"),
-            steps=packet.head.get("steps", []),
-            late=task.id not in self._run.remote.running,
-        )
+        fields = {
+            "task": task.id,
+            "device": task.device,
+            "round": task.round,
+            "group": task.group,
+            "wall": wall,
+            "bytes": packet.bytes_by_content(),
+            "took_s": packet.head.get("took_s"),
+            "steps": packet.head.get("steps", []),
+            "late": task.id not in self._run.remote.running,
+        }
+        self._clock.record(kind, fields)
 
 
 def _failure_of(reply: Message | Exception) -> str:

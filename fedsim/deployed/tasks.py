@@ -88,12 +88,12 @@ class RemoteTasks:
         self._online[device] = True
         if device in self.switched_off:
             self.switched_off.discard(device)
-            self.simulation.emit("node-return", device=device)
+            self.simulation.record("node-return", {"device": device})
             self._dispatch.on_switched_on(device)
             return
         is_newcomer = self.simulation.now > 0.0
         self.population.arrival[device] = self.simulation.now
-        self.simulation.emit("node", device=device)
+        self.simulation.record("node", {"device": device})
         if is_newcomer:
             self._dispatch.notices.notify(NoticeKind.NEWCOMER, device)
 
@@ -103,7 +103,7 @@ class RemoteTasks:
             return
         self._online[device] = False
         self.switched_off.add(device)
-        self.simulation.emit("node-gone", device=device)
+        self.simulation.record("node-gone", {"device": device})
         for task in list(self.running.values()):  # a copy, as ended tasks are removed
             if task.device == device:
                 self._finish(task, "lost")

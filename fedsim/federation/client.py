@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from fedsim.common.saved import saved
 from fedsim.common.spec import Spec
 from fedsim.common.training import NO_LIMIT, CutBy, Limit, Training
-from fedsim.federation.contents import Contents, Header
+from fedsim.federation.contents import Contents, Header, missing_content
 from fedsim.federation.devices import Device
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
@@ -107,7 +107,10 @@ class Instruction:
     value: Any = None
 
     def __getitem__(self, name: str) -> Any:
-        return self.contents[name]
+        try:
+            return self.contents[name]
+        except KeyError:
+            raise missing_content(self, self.contents, name) from None
 
 
 class Real(NamedTuple):
@@ -218,7 +221,7 @@ class Client(Generic[P]):
         Returns:
             The training: start model, epochs and terms of the loss.
         """
-        return Training(instruction.contents["model"], getattr(self.params, "local_epochs", 1))
+        return Training(instruction["model"], getattr(self.params, "local_epochs", 1))
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         """Return the time limit of the training in the default ``work``; by default there is none.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedsim.clock.simulation import Simulation
-from fedsim.common.errors import ScenarioError
+from fedsim.common.errors import ScenarioError, SimulationError, show_value
 from fedsim.common.training import LocalEpochs, Training
 from fedsim.federation.client import BEST, Client, LocalResult, PreviousResult
 from fedsim.federation.client_halves import ClientHalves
@@ -20,7 +20,7 @@ from fedsim.federation.fewer_layers import FewerLayers
 from fedsim.federation.local_trainings import LocalTrainings
 from fedsim.federation.task_context import TaskContext
 from fedsim.learning import Learner
-from fedsim.learning.refs import Ref
+from fedsim.learning.refs import Ref, length_of
 from fedsim.learning.spec import Trainer
 from fedsim.world.steps import Evaluate, Task, TaskStep, Train
 
@@ -280,6 +280,7 @@ class ClientSide:
             number: index of the training in the task, from 0.
             version: version of the device's data, 0 before the first shift.
         """
+        self._check_start(task, training)
         # the result of which this training continues the trainer's state, such as Adam's moments
         before: Ref | None = None
         if self._trainer.state == "kept":  # each device keeps its own state
@@ -293,6 +294,25 @@ class ClientSide:
             round=task.round or 0,
             version=version,
             before=before,
+        )
+
+    def _check_start(self, task: Task, training: Training) -> None:
+        """Raise ``SimulationError`` if a training starts from a value that is no model of the run.
+
+        Args:
+            task: the task of the device that trains.
+            training: the training.
+        """
+        start = training.start
+        parameters = int(self._learner.parameters)
+        if isinstance(start, Ref) and length_of(start, parameters) in (None, parameters):
+            return
+        mistake = show_value(start)
+        if isinstance(start, Ref):
+            mistake = f"{start}, an array of {length_of(start, parameters)} numbers"
+        raise SimulationError(
+            f"device {task.device} is to train from {mistake}; allowed is a model (Ref) of "
+            f"{parameters} numbers"
         )
 
     def _train_ahead(self, task: Task, step: TaskStep) -> TaskStep:

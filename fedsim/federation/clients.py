@@ -6,16 +6,32 @@ The server sees neither data, labels nor speed of a client.
 import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clock.simulation import on_grid
+from fedsim.common.arguments import (
+    CALLABLE,
+    COUNT,
+    FLAG,
+    LIST,
+    STREAM_ID,
+    TEXT,
+    is_index,
+    number,
+    optional,
+    plain,
+    refusal,
+    takes,
+)
 from fedsim.common.errors import SimulationError, home_of, show_value
 from fedsim.common.former_names import warn_renamed
 from fedsim.common.machine import usable_memory
 from fedsim.common.streams import Shuffle
+from fedsim.federation.argument_rules import device_of
 from fedsim.federation.notices import NoticeKind
 
 if TYPE_CHECKING:
@@ -23,7 +39,7 @@ if TYPE_CHECKING:
 
 # memory for each device while all devices are examined, as in a selection (bytes)
 _BYTES_PER_DEVICE = 200
-_INTEGERS = (int, np.integer)
+_DEVICE = device_of(attrgetter("count"))
 # least count of devices whose availability is checked at once: 1 takes about as long as 16
 _LEAST_CHECKED = 16
 
@@ -99,6 +115,7 @@ class Clients:
             )
         return np.arange(self.count)
 
+    @takes(count=COUNT, purpose=TEXT, ids=STREAM_ID, among=optional(LIST))
     def sample(
         self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None
     ) -> list[int]:
@@ -143,6 +160,9 @@ class Clients:
             >>> events = fedsim.run(scenario, "runs/draws").events
             >>> events.query("kind == 'cohort'")["data"].tolist()
             [{'different': 3, 'size': 3}]
+
+        Raises:
+            SimulationError: an argument is wrong, such as a device in ``among`` that does not exist.
         """
         generator = self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
         shuffle = Shuffle(generator, self.count if among is None else len(among))
@@ -151,10 +171,13 @@ class Clients:
             # some are not idle, so more than are missing may be checked at once
             indices = shuffle.draw(max(count - len(drawn), _LEAST_CHECKED))
             candidates = indices if among is None else [among[index] for index in indices]
+            if among is not None:
+                self._refuse_unknown(candidates)
             devices = np.array(candidates, dtype=np.int64)
             drawn += devices[self._are_idle(devices)].tolist()
         return drawn[:count]
 
+    @takes(at_least=COUNT)
     def anyone_ever(self, at_least: int = 1) -> bool:
         """Return whether enough devices can be reached now or at some later time.
 
@@ -178,6 +201,7 @@ class Clients:
         newcomers = np.flatnonzero(is_coming).tolist()
         return any(self._can_return(device) for device in newcomers)
 
+    @takes(device=_DEVICE)
     def idle(self, device: int) -> bool:
         """Return whether a device is idle, so that the server can ask it now.
 
@@ -199,6 +223,7 @@ class Clients:
             return idle
         return idle & ~np.isin(devices, dispatch.lost_tasks.devices())
 
+    @takes(device=_DEVICE)
     def joined(self, device: int) -> bool:
         """Return whether a device has joined the population, including one that has left since.
 
@@ -207,6 +232,7 @@ class Clients:
         """
         return bool(self._dispatch.population.arrival[device] <= self._dispatch.simulation.now)
 
+    @takes(device=_DEVICE, delay=number(least=0.0))
     def await_return(self, device: int, delay: float = 0.0) -> bool:
         """Request a call of ``Strategy.on_return`` as soon as a device can be reached.
 
@@ -222,6 +248,7 @@ class Clients:
             self._dispatch.notices.notify_at(NoticeKind.RETURN, device, when)
         return when < math.inf
 
+    @takes(device=_DEVICE)
     async def look_for_shift(self, device: int) -> None:
         """Make a device send its message about changed data again (``Client.on_shift``).
 
@@ -248,8 +275,9 @@ class Clients:
         Args:
             device: any value.
         """
-        return isinstance(device, _INTEGERS) and 0 <= int(device) < self.count
+        return is_index(plain(device)) and cast(int, device) < self.count
 
+    @takes(by=CALLABLE, idle=FLAG)
     def chosen(
         self, devices: Sequence[int], by: Callable[..., object], *, idle: bool = True
     ) -> list[int]:
@@ -287,6 +315,12 @@ class Clients:
             f"{by.__qualname__}{home_of(by)} has chosen device {device!r}{fault}; "
             f"allowed are devices of 0 to {self.count - 1}{condition}, each once"
         )
+
+    def _refuse_unknown(self, devices: Sequence[int]) -> None:
+        for device in devices:
+            if not self.exists(device):
+                allowed = f"a list of devices of 0 to {self.count - 1}"
+                raise refusal("Clients.sample", "a device in among", device, allowed)
 
     def _find_fault(self, devices: Sequence[int], allowed: Collection[int]) -> tuple[int, str]:
         """Return the first wrong device of a selection, and text that names its fault.

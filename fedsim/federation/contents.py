@@ -12,14 +12,16 @@ A content is one of:
 A message takes no time if no content has counted bytes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from fedsim.common.errors import SimulationError
+from fedsim.common.arguments import is_number, is_whole
+from fedsim.common.errors import SimulationError, nearest, show_value
 from fedsim.common.saved import saved
 from fedsim.common.training import Places
 from fedsim.learning.refs import Ref
@@ -167,18 +169,58 @@ def _bytes(name: str, value: Any, sizes: EncodedSizes) -> float:
         case Ref():
             return sizes.model_bytes
         case Partial():
+            _check_partial(name, value)
             return sizes.part_bytes(value.count)
         case Opaque():
+            if not is_size(value.bytes):
+                raise _content_error(name, f"Opaque with bytes={show_value(value.bytes)}", _SIZE)
             return value.bytes
         case Lazy():
+            if not is_whole(value.count) or value.count < 0:
+                count = f"Lazy with count={show_value(value.count)}"
+                raise _content_error(name, count, "a whole number of 0 or more")
             return value.count * _NUMBER_BYTES
-        case int() | float() | np.number() | np.ndarray():
-            return np.size(value) * _NUMBER_BYTES
+        case int() | float() | np.number():
+            return _NUMBER_BYTES
+        case np.ndarray() if value.dtype.kind in "biuf":
+            return value.size * _NUMBER_BYTES
         case Sequence() if not isinstance(value, str):
             return sum([_bytes(name, item, sizes) for item in value])
-    raise SimulationError(
-        f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, "
-        "Partial, numbers, Opaque and Header"
+    raise _content_error(
+        name, type(value).__name__, "refs, Partial, numbers, Opaque and Header", are=True
+    )
+
+
+_SIZE = "a finite number of 0 or more"
+
+
+def is_size(value: object) -> bool:
+    """Return whether a value is a size (bytes): a finite number of 0 or more."""
+    return is_number(value) and 0 <= cast(float, value) < math.inf
+
+
+def is_range(value: object) -> bool:
+    """Return whether a value is a range of parameters of a model, (begin, end)."""
+    if not isinstance(value, tuple | list) or len(value) != 2 or not all(map(is_whole, value)):
+        return False
+    return bool(0 <= value[0] <= value[1])
+
+
+def _check_partial(name: str, content: Partial) -> None:
+    """Raise ``SimulationError`` if a content ``Partial`` has no models, or wrong ranges."""
+    if not isinstance(content.model, Ref) or not isinstance(content.rest, Ref):
+        model = content.rest if isinstance(content.model, Ref) else content.model
+        raise _content_error(name, f"Partial of {show_value(model)}", "two models (Ref)", are=True)
+    places = content.places
+    if not isinstance(places, list | tuple) or not all(map(is_range, places)):
+        allowed = "a list of ranges (begin, end)"
+        raise _content_error(name, f"Partial with places={show_value(places)}", allowed)
+
+
+def _content_error(name: str, value: str, allowed: str, *, are: bool = False) -> SimulationError:
+    verb = "are" if are else "is"
+    return SimulationError(
+        f"the content {name!r} of a message is a {value}; allowed {verb} {allowed}"
     )
 
 
@@ -206,3 +248,24 @@ def received(contents: Contents) -> dict[str, Any]:
     for name, value in contents.items():
         values[name] = value.value if type(value) in (Header, Opaque) else value
     return values
+
+
+def missing_content(message: object, contents: Contents, name: object) -> SimulationError:
+    """Return the error for a content that a message does not have.
+
+    Args:
+        message: the message, such as a ``TaskEnd`` or an ``Instruction``.
+        contents: its contents by name.
+        name: the name that was looked up.
+    """
+    owner = type(message).__name__
+    if not contents:
+        outcome = getattr(message, "outcome", "done")
+        reason = "" if outcome == "done" else f": its outcome is {outcome!r}"
+        return SimulationError(
+            f"the {owner} has no content {show_value(name)}, and no other{reason}"
+        )
+    hint = nearest(str(name), contents)
+    return SimulationError(
+        f"the {owner} has no content {show_value(name)}{hint}; it has {', '.join(contents)}"
+    )

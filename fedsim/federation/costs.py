@@ -62,6 +62,10 @@ measures them again).
 """
 
 
+OPERATIONS = tuple(_COSTS)
+"""Names of the operations, the allowed values of ``Server.compute``."""
+
+
 def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:
     """Return the time (s) that an operation on models takes on a server of speed 1.
 

@@ -11,8 +11,25 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.arguments import (
+    CALLABLE,
+    COUNT,
+    ArgumentRule,
+    instance,
+    list_of,
+    number,
+    optional,
+    takes,
+)
 from fedsim.common.training import LocalSteps, Places, Training
-from fedsim.federation.contents import Contents, EncodedSizes, Lazy, payloads
+from fedsim.federation.argument_rules import (
+    CONTENTS,
+    DIRECTION,
+    MODEL,
+    MODELS,
+    WEIGHTED_MODELS,
+)
+from fedsim.federation.contents import Contents, EncodedSizes, Lazy, is_range, payloads
 from fedsim.learning.functions import DataFunction, Function, spliced, weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
@@ -39,6 +56,10 @@ def linear_combination(
     models = [model for model, _ in parts]
     coefficients = [coefficient for _, coefficient in parts]
     return learner.apply(weighted_sum, models, otherwise=otherwise, coefficients=coefficients)
+
+
+_ITERABLE = instance(Iterable, "a list of models")
+_PLACES = list_of(ArgumentRule(lambda _, value: is_range(value), "a range (begin, end)"), "ranges")
 
 
 class Device:
@@ -79,6 +100,7 @@ class Device:
             return math.inf
         return float(population.training_s(self.number, epoch, self.samples))
 
+    @takes(epochs=number(least=0.0))
     def training_s(self, epochs: int) -> float:
         """Return the time of a training over the device's samples (s).
 
@@ -105,6 +127,7 @@ class Device:
         """Present time by the device's clock (s), which always shows the simulated time."""
         return self._devices.clock()
 
+    @takes(direction=DIRECTION)
     def model_s(self, direction: Direction) -> float:
         """Return the time to transfer a whole model and to encode or decode it (s).
 
@@ -153,6 +176,7 @@ class Device:
             self.number, self._devices.used_versions.get(self.number, 0)
         )
 
+    @takes(count=COUNT)
     def initial(self, count: int = 0) -> Ref:
         """Return the name (``Ref``) of a freshly initialised model.
 
@@ -170,6 +194,7 @@ class Device:
         """The model whose weights are all 0."""
         return self._devices.zero
 
+    @takes(parts=WEIGHTED_MODELS, otherwise=optional(MODEL))
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None) -> Ref:
         """Return the sum of models, each times its coefficient.
 
@@ -181,6 +206,7 @@ class Device:
         """
         return linear_combination(self._devices.learner, parts, otherwise)
 
+    @takes(rest=MODEL, other=MODEL, places=_PLACES)
     def splice(self, rest: Ref, other: Ref, places: Places) -> Ref:
         """Return a copy of a model with some of its parameters replaced by another model's.
 
@@ -193,6 +219,7 @@ class Device:
         """
         return self.apply(spliced, [rest, other], places=places)
 
+    @takes(function=CALLABLE, models=MODELS)
     def apply(self, function: Function, models: Sequence[Ref], **constants: Any) -> Ref:
         """Return the result of a pure function of models; see ``ServerModels.apply``.
 
@@ -203,6 +230,7 @@ class Device:
         """
         return self._devices.learner.apply(function, models, **constants)
 
+    @takes(function=CALLABLE, models=_ITERABLE, count=COUNT)
     def numbers(
         self, function: Function, models: Iterable[Ref], count: int = 1, **constants: Any
     ) -> Lazy:
@@ -224,6 +252,7 @@ class Device:
         """Count of numbers in a sample: the product of its shape."""
         return math.prod(self._devices.learner.shape)
 
+    @takes(function=CALLABLE, count=COUNT)
     def of_data(self, function: DataFunction, count: int, **constants: object) -> Lazy:
         """Return a content of a message: values that a function computes from the training samples.
 
@@ -241,6 +270,7 @@ class Device:
         ref = devices.learner.of_data(function, self.number, version, constants)
         return Lazy("numbers", ref, count)
 
+    @takes(update=MODEL)
     def last_gradient(self, update: Ref) -> Ref:
         """Return the gradient of the last mini-batch of a training, as the name (``Ref``) of an array [d].
 
@@ -251,6 +281,7 @@ class Device:
         """
         return self._devices.learner.last_gradient(update)
 
+    @takes(contents=CONTENTS)
     def upload_bytes(self, contents: Contents) -> float:
         """Return the size of a message to the server (bytes).
 

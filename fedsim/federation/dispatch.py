@@ -162,8 +162,8 @@ class Dispatch:
         """Record the malicious devices, if there is an attack, and start the strategy."""
         side = self.client_side
         if side.attack is not None:
-            self.simulation.emit(
-                "malicious", attack=side.attack.kind, devices=sorted(side.malicious)
+            self.simulation.record(
+                "malicious", {"attack": side.attack.kind, "devices": sorted(side.malicious)}
             )
         await self.strategy.on_start()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from fedsim.common.saved import saved
-from fedsim.federation.contents import Contents
+from fedsim.federation.contents import Contents, missing_content
 from fedsim.learning.evaluation import AccuracyOver
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.steps import Outcome
@@ -55,7 +55,10 @@ class _WithContents:
     contents: Contents
 
     def __getitem__(self, name: str) -> Any:
-        return self.contents[name]
+        try:
+            return self.contents[name]
+        except KeyError:
+            raise missing_content(self, self.contents, name) from None
 
 
 @saved()

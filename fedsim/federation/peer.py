@@ -1,11 +1,22 @@
 """A device as its own code sees it in a strategy without a server."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
+from fedsim.common.arguments import (
+    COUNT,
+    INDEX,
+    STREAM_ID,
+    TEXT,
+    instance,
+    number,
+    optional,
+    takes,
+)
 from fedsim.common.former_names import warn_renamed
+from fedsim.federation.argument_rules import CONTENTS, MODEL, devices_of
 from fedsim.federation.contents import Contents, Header, Partial, payloads
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
@@ -26,6 +37,13 @@ class EncodedModel(NamedTuple):
 
     decoded: Ref
     bytes: float
+
+
+def _count_devices(peer: object) -> int:
+    return cast(Peer, peer)._dispatch.messages.network.devices
+
+
+_DEVICES = devices_of(_count_devices)
 
 
 class Peer(Device):
@@ -56,6 +74,7 @@ class Peer(Device):
         warn_renamed("Peer.online", "reachable")
         return self.reachable
 
+    @takes(model=MODEL, number=INDEX, steps=optional(COUNT))
     def train(self, model: Ref, number: int, steps: int | None = None) -> None:
         """Start a training from a model, as a task that moves no bytes; ``on_trained`` follows.
 
@@ -70,6 +89,7 @@ class Peer(Device):
             contents["steps"] = Header(steps)
         self._dispatch.ask(self.number, contents, round_number=number)
 
+    @takes(devices=_DEVICES, contents=CONTENTS, number=INDEX)
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
         """Send contents to several devices at once.
 
@@ -86,6 +106,7 @@ class Peer(Device):
         """
         self._dispatch.peer_channel.send(self.number, devices, contents, number)
 
+    @takes(value=instance((Ref, Partial), "a model (Ref) or a Partial"))
     def encode(self, value: Ref | Partial) -> EncodedModel:
         """Compress a model for other devices by the codec that the key ``messages.up`` names.
 
@@ -109,6 +130,7 @@ class Peer(Device):
         warn_renamed("Peer.written", "encode")
         return self.encode(value)
 
+    @takes(seconds=number(infinite=True))
     def timer(self, seconds: float) -> None:
         """Set the device's timer, which calls ``on_timer`` of its code; replaces an earlier timer.
 
@@ -121,6 +143,7 @@ class Peer(Device):
         """Cancel the device's timer; no effect if no timer is set."""
         self._dispatch.timers.cancel(f"device/{self.number}")
 
+    @takes(purpose=TEXT, ids=STREAM_ID)
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """Return a random generator that depends on the run's seed and these arguments alone.
 

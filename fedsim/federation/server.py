@@ -7,27 +7,53 @@ in one instant: they may await values, which takes real time, but no simulated t
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import numpy as np
 
-from fedsim.common.errors import SimulationError, show_value
+from fedsim.common.arguments import (
+    COUNT,
+    FLAG,
+    INDEX,
+    LIST,
+    MAPPING,
+    NAME,
+    STREAM_ID,
+    TEXT,
+    instance,
+    number,
+    one_of,
+    optional,
+    takes,
+    whole,
+)
+from fedsim.common.errors import SimulationError
+from fedsim.federation.argument_rules import CONTENTS, device_of
 from fedsim.federation.client import RunInfo
 from fedsim.federation.clients import Clients
 from fedsim.federation.contents import Contents, payloads
+from fedsim.federation.costs import OPERATIONS
 from fedsim.federation.evaluator import NOT_MEASURED, Evaluator
 from fedsim.federation.peer import Peer
+from fedsim.federation.round_checks import (
+    MODELS_IN_WORDS,
+    check_figures,
+    check_updates,
+    find_wrong_model,
+)
 from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.federation.server_edges import ServerEdges
 from fedsim.federation.server_models import ServerModels
 from fedsim.federation.stop_rules import StopRules
-from fedsim.learning.refs import Ref
+from fedsim.federation.strategy_records import check_record
 from fedsim.world.steps import Cause
 
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
 
 T = TypeVar("T")
+_DEVICE = device_of(attrgetter("devices"))
 
 
 class Server:
@@ -53,9 +79,14 @@ class Server:
         self._ending = ending
         self.setting = setting
         self.devices = setting.devices
+        self._last_round: int | None = None  # finished last; None at the start and after a resume
         self.clients = Clients(dispatch, setting.devices)
         self.models = ServerModels(
-            dispatch.learner, dispatch.computations, evaluator, setting.parameters
+            dispatch.learner,
+            dispatch.computations,
+            evaluator,
+            setting.parameters,
+            setting.devices,
         )
         self.edges = ServerEdges(dispatch)
 
@@ -64,6 +95,7 @@ class Server:
         """Simulated time (s)."""
         return self._simulation.now
 
+    @takes(name=TEXT, when=number(infinite=True))
     def timer(self, name: str, when: float) -> float:
         """Set a timer, at which ``Strategy.on_timer`` is called; replaces a timer of the same name.
 
@@ -85,6 +117,7 @@ class Server:
         """Whether the server is still busy with ``compute``; False without ``[server] speed``."""
         return self._computations.busy_until > self.now
 
+    @takes(what=one_of(*OPERATIONS), n=COUNT, d=COUNT, m=COUNT)
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
         """Charge the simulated time of an operation on the server, if ``[server] speed`` is set.
 
@@ -102,10 +135,11 @@ class Server:
                 ``k-means`` and ``medoids``, the count of groups; not used by other operations.
 
         Raises:
-            KeyError: ``what`` is not one of these names.
+            SimulationError: ``what`` is not one of these names, or a count is wrong.
         """
         self._computations.add(what, n, d, m)
 
+    @takes(name=TEXT)
     def cancel_timer(self, name: str) -> None:
         """Cancel a timer; no effect if there is none.
 
@@ -114,6 +148,7 @@ class Server:
         """
         self._timers.cancel(name)
 
+    @takes(name=TEXT, delay=number(above=0.0), at_least=COUNT)
     def look_again(self, name: str, delay: float, at_least: int = 1) -> None:
         """Wait for more devices: set a timer, or end the run if too few can ever be reached.
 
@@ -129,6 +164,7 @@ class Server:
         else:
             self.timer(name, self.now + delay)
 
+    @takes(least=optional(COUNT))
     def lacks_clients(self, least: int | None) -> bool:
         """Return whether fewer than ``least`` clients can be reached now, idle or busy.
 
@@ -137,6 +173,15 @@ class Server:
         """
         return least is not None and len(self.clients.reachable()) < least
 
+    @takes(
+        device=_DEVICE,
+        contents=CONTENTS,
+        job=TEXT,
+        round=optional(INDEX),
+        group=optional(INDEX),
+        continues=FLAG,
+        at_edge=FLAG,
+    )
     def ask(
         self,
         device: int,
@@ -210,14 +255,11 @@ class Server:
             >>> ended[["time", "device", "outcome"]].values.tolist()
             [[5.0, 0, 'done'], [10.0, 1, 'done'], [15.0, 2, 'done']]
         """
-        if not self.clients.exists(device):
-            raise SimulationError(
-                f"device {device!r} was asked; allowed are 0 to {self.devices - 1}"
-            )
         return self._dispatch.ask(
             device, contents, job, round, group, continues=continues, at_edge=at_edge
         )
 
+    @takes(task=whole(0), cause=one_of(*get_args(Cause)))
     def end(self, task: int, cause: Cause = "late") -> None:
         """End a running task before it is done; ``Strategy.on_task_end`` is called in this instant.
 
@@ -232,6 +274,7 @@ class Server:
         """
         self._dispatch.end(task, cause)
 
+    @takes(device=_DEVICE)
     def peer(self, device: int) -> Peer:
         """Return the API of a device's own code, in a strategy without a server (``Peers``).
 
@@ -240,6 +283,7 @@ class Server:
         """
         return Peer(device, self._dispatch)
 
+    @takes(work=instance(Future, "a future of concurrent.futures"))
     async def result(self, work: Future[T]) -> T:
         """Await a future of the strategy's own thread or process; simulated time stands still.
 
@@ -251,6 +295,7 @@ class Server:
         """
         return await self._simulation.join(work)  # type: ignore[no-any-return]
 
+    @takes(purpose=TEXT, ids=STREAM_ID)
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """Return a random generator that depends on the run's seed and these arguments alone.
 
@@ -263,6 +308,10 @@ class Server:
     def emit(self, kind: str, **data: Any) -> None:
         """Record an event of the strategy's own, as a row of ``events.parquet``.
 
+        Kinds that fedsim itself writes, such as ``task-end`` or ``round``, are refused. A kind of
+        fedsim's strategies that reports read, such as ``assign``, needs the fields that these
+        strategies record.
+
         A record of the kind ``aggregate`` lists the updates that became a model. The fields of the
         record are ``round``, ``tasks`` (the tasks that sent the updates), ``weights`` (one for each
         task) and, if an update may be combined in a later round than its own, ``staleness`` (the
@@ -271,13 +320,19 @@ class Server:
 
         Args:
             kind: name of the kind of record.
-            data: fields of the record, JSON values; ``device``, ``round``, ``group`` and ``task``
-                have their own columns.
-        """
-        if kind in ("aggregate", "updates-lost"):
-            self._updates.remove(data.get("tasks", ()))
-        self._simulation.emit(kind, **data)
+            data: fields of the record, JSON values with finite numbers; numbers of numpy become
+                plain numbers. ``device``, ``round``, ``group`` and ``task``, whole numbers, and
+                ``step`` and ``outcome``, texts, have their own columns.
 
+        Raises:
+            SimulationError: the kind is fedsim's own, or a field is missing or has a wrong value.
+        """
+        fields = check_record("Server.emit", kind, data, self.devices)
+        if kind in ("aggregate", "updates-lost"):
+            self._updates.remove(cast(Sequence[int], fields["tasks"]))
+        self._simulation.record(kind, fields)
+
+    @takes(contents=CONTENTS, sender=NAME, receiver=NAME)
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
         """Record a message inside the server, which takes no time and is on no link.
 
@@ -290,14 +345,15 @@ class Server:
             receiver: name of the receiving server.
         """
         for part in payloads(contents, self._dispatch.envelopes.up):
-            self.emit(
-                "server-transfer",
-                purpose=part.purpose,
-                bytes=float(part.bytes),
-                sender=sender,
-                receiver=receiver,
-            )
+            fields = {
+                "purpose": part.purpose,
+                "bytes": float(part.bytes),
+                "sender": sender,
+                "receiver": receiver,
+            }
+            self._simulation.record("server-transfer", fields)
 
+    @takes(number=INDEX)
     def begin_round(self, number: int) -> None:
         """Begin a round: shift the devices' data, if the scenario has a shift at this round.
 
@@ -312,6 +368,7 @@ class Server:
         if self._dispatch.begin_round is not None and not is_ending:
             self._dispatch.begin_round(number)
 
+    @takes(reason=TEXT)
     def stop(self, reason: str) -> None:
         """End the run after all events of the present time.
 
@@ -320,6 +377,7 @@ class Server:
         """
         self._simulation.stop(reason)
 
+    @takes(number=INDEX, models=MAPPING, updates=LIST)
     async def finish_round(
         self,
         number: int,
@@ -354,16 +412,26 @@ class Server:
 
         Returns:
             Whether the run goes on. If it does not, no other round begins.
+
+        Raises:
+            SimulationError: an argument is wrong, such as a device that does not exist, or the round
+                is not after the round that was finished last.
         """
         evaluator = self._evaluator
         strategy = self._dispatch.strategy
-        _check_models(models, strategy)
+        fields = check_figures("Server.finish_round", {}, counts)
+        wrong_model = find_wrong_model(models, self.devices, self.setting.parameters)
+        if wrong_model:
+            raise SimulationError(
+                f"Server.finish_round: models has {wrong_model}; allowed is {MODELS_IN_WORDS}"
+            )
+        check_updates(updates, self.devices)
         self._record_aggregate(number, updates)
         row = await evaluator.measure(number, models, updates, strategy)
         cosines = await evaluator.cosines(number, updates, strategy)
         if cosines:
-            self.emit("cosines", round=number, **cosines)
-        return self._end_round(number, row, models, counts)
+            self._simulation.record("cosines", {"round": number, **cosines})
+        return self._end_round(number, row, models, fields)
 
     def _record_aggregate(self, round_number: int, updates: Sequence[Measured]) -> None:
         """Record the aggregation of updates for which the strategy has recorded no ``aggregate``.
@@ -386,6 +454,7 @@ class Server:
             fields["staleness"] = staleness
         self.emit("aggregate", round=round_number, **fields)
 
+    @takes(number=INDEX, figures=MAPPING)
     def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
         """Record the end of a round with measures that the strategy has computed itself.
 
@@ -400,15 +469,20 @@ class Server:
 
         Returns:
             Whether the run goes on.
+
+        Raises:
+            SimulationError: a name is of a column that fedsim fills, a value is not finite, or the
+                round is not after the round that was finished last.
         """
-        return self._end_round(number, figures, {}, counts)
+        fields = check_figures("Server.note_round", figures, counts)
+        return self._end_round(number, cast(Mapping[str, float | None], fields), {}, {})
 
     def _end_round(
         self,
         round_number: int,
         figures: Mapping[str, float | None],
         models: ModelAssignment,
-        counts: Mapping[str, float],
+        counts: Mapping[str, object],
     ) -> bool:
         """Record a round, compare its test with the best one, and stop the run if a rule says so.
 
@@ -421,25 +495,17 @@ class Server:
         Returns:
             Whether the run goes on.
         """
-        self.emit("round", round=round_number, **{**NOT_MEASURED, **figures}, **counts)
+        last_round = self._last_round
+        if last_round is not None and round_number <= last_round:
+            raise SimulationError(
+                f"round {round_number} is finished after round {last_round}; allowed is each round "
+                "once, ascending"
+            )
+        self._last_round = round_number
+        fields = {"round": round_number, **NOT_MEASURED, **figures, **counts}
+        self._simulation.record("round", fields)
         self._ending.note(round_number, figures, models)
         reason = self._ending.reason(round_number, figures)
         if reason is not None:
             self.stop(reason)
         return self._simulation.stopped is None
-
-
-def _check_models(models: ModelAssignment, strategy: object) -> None:
-    """Raise ``SimulationError`` if ``Strategy.models`` has returned a value that is no model."""
-    for name, assigned in models.items():
-        is_pair = isinstance(assigned, tuple) and len(assigned) == 2
-        model = assigned[0] if is_pair else assigned
-        if is_pair and isinstance(model, Ref):
-            continue
-        owner = f"{type(strategy).__name__}.models()"
-        needed = "a pair of a model (Ref) and the devices that it serves (None: all) is needed"
-        hint = (
-            "if it comes from 'state', the loop may keep an entry of that name there: use another "
-            "name"
-        )
-        raise SimulationError(f"{owner} gives {show_value(model)} for {name!r}; {needed}; {hint}")

@@ -1,14 +1,34 @@
 """Edge servers as a strategy's server code uses them."""
 # ruff: noqa: A002 - a round is called ``round``
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from fedsim.common.arguments import INDEX, ArgumentRule, is_index, optional, takes
+from fedsim.federation.argument_rules import CONTENTS, DIRECTION, MODEL, device_of
 from fedsim.federation.contents import Contents
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
 
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
+
+
+def _count_devices(edges: object) -> int:
+    return cast(ServerEdges, edges)._dispatch.messages.network.devices
+
+
+def _allow_edges(edges: object) -> str:
+    count = cast(ServerEdges, edges).count
+    if count:
+        return f"an edge server of 0 to {count - 1}"
+    return "none, as the network has no edge servers (network.edge)"
+
+
+_DEVICE = device_of(_count_devices)
+_EDGE = ArgumentRule(
+    lambda edges, value: is_index(value) and cast(int, value) < cast(ServerEdges, edges).count,
+    _allow_edges,
+)
 
 
 class ServerEdges:
@@ -27,6 +47,7 @@ class ServerEdges:
         """Count of edge servers; 0 if the network has none."""
         return self._dispatch.messages.edges
 
+    @takes(device=_DEVICE)
     def of(self, device: int) -> int:
         """Return the edge server of a device.
 
@@ -35,9 +56,13 @@ class ServerEdges:
 
         Returns:
             The ID of the edge server.
+
+        Raises:
+            SimulationError: the device does not exist, or the network has no edge servers.
         """
         return self._dispatch.messages.edge_of(device)
 
+    @takes(edge=_EDGE)
     def has(self, edge: int) -> bool:
         """Return whether an edge server is present; a lost one (``Strategy.on_edge_lost``) is not.
 
@@ -46,6 +71,13 @@ class ServerEdges:
         """
         return edge not in self._dispatch.messages.lost
 
+    @takes(
+        edge=_EDGE,
+        contents=CONTENTS,
+        direction=DIRECTION,
+        round=optional(INDEX),
+        start=optional(MODEL),
+    )
     def carry(
         self,
         edge: int,

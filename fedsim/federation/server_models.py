@@ -2,21 +2,70 @@
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.arguments import (
+    CALLABLE,
+    COUNT,
+    FLAG,
+    INDEX,
+    LIST,
+    ArgumentRule,
+    is_number,
+    is_text,
+    is_whole,
+    list_of,
+    optional,
+    refusal,
+    takes,
+)
 from fedsim.common.errors import SimulationError, show_value
 from fedsim.common.former_names import warn_renamed
+from fedsim.federation.argument_rules import (
+    MODEL,
+    MODELS,
+    PAIRS,
+    WEIGHTED_MODELS,
+    WEIGHTS,
+    devices_of,
+)
 from fedsim.federation.compute_queue import ComputeQueue
 from fedsim.federation.contents import Lazy
 from fedsim.learning.functions import Function
-from fedsim.learning.refs import Ref
+from fedsim.learning.refs import Ref, length_of
 
 if TYPE_CHECKING:
     from fedsim.federation.evaluator import Evaluator
     from fedsim.learning import Learner
+
+
+_READABLE = ("loss", "losses", "choice", "numbers")  # values of ``Lazy.what``
+
+
+def _is_readable(value: object) -> bool:
+    return isinstance(value, Lazy) and isinstance(value.ref, Ref) and value.what in _READABLE
+
+
+def _is_stream(value: object) -> bool:
+    """Return whether a value is the name of a random stream: a purpose, and whole numbers."""
+    if not isinstance(value, tuple | list) or not value:
+        return False
+    return is_text(value[0]) and all(map(is_whole, value[1:]))
+
+
+_STREAM = ArgumentRule(lambda _, value: _is_stream(value), "a tuple of a text and whole numbers")
+_DEVICES = devices_of(attrgetter("_devices"))
+_INPUTS = list_of(MODEL, "models", least=1)
+_LAZY = list_of(
+    ArgumentRule(
+        lambda _, value: _is_readable(value), f"Lazy of a model, with {', '.join(_READABLE)}"
+    ),
+    "contents",
+)
 
 
 class ServerModels:
@@ -41,12 +90,15 @@ class ServerModels:
         computations: ComputeQueue,
         evaluator: "Evaluator",
         parameters: int,
+        devices: int,
     ) -> None:
         self._learner = learner
         self._computations = computations
         self._evaluator = evaluator
         self._parameters = parameters
+        self._devices = devices  # count of devices
 
+    @takes(count=COUNT)
     def initial(self, count: int = 0) -> Ref:
         """Return the name (``Ref``) of a freshly initialised model.
 
@@ -57,6 +109,7 @@ class ServerModels:
         """
         return self._learner.initial(count)
 
+    @takes(parts=LIST, otherwise=optional(MODEL), rescale=FLAG)
     def mix(
         self,
         parts: Sequence[tuple[Ref, float]],
@@ -79,21 +132,14 @@ class ServerModels:
                 differences.
 
         Raises:
-            SimulationError: the first item of a pair is no model (``Ref``).
+            SimulationError: an item of ``parts`` is no pair of a model (``Ref``) and a number.
         """
-        for model, _ in parts:
-            if not isinstance(model, Ref):
-                hint = (
-                    "if it comes from 'state', the loop may keep an entry of that name there: use "
-                    "another name"
-                )
-                raise SimulationError(
-                    f"mix is given {show_value(model)}; a model (Ref) is needed; {hint}"
-                )
+        self._check_parts(parts)
         # the server's simulated time for this, by [server]
         self._computations.add("mix", len(parts), self._parameters)
         return self._learner.mix(parts, otherwise, rescale=rescale)
 
+    @takes(weights=WEIGHTS)
     def given(self, weights: NDArray[np.floating]) -> Ref:
         """Return a name (``Ref``) for weights that the strategy has computed itself.
 
@@ -102,7 +148,7 @@ class ServerModels:
                 returns them.
 
         Raises:
-            SimulationError: the array has another shape.
+            SimulationError: the array has another shape, or no numbers.
         """
         return self._learner.given(weights)
 
@@ -110,6 +156,14 @@ class ServerModels:
         """Return the model whose weights are all 0."""
         return self._learner.zero()
 
+    @takes(
+        function=CALLABLE,
+        models=_INPUTS,
+        stream=optional(_STREAM),
+        otherwise=optional(MODEL),
+        leave_out=FLAG,
+        size=optional(COUNT),
+    )
     def apply(
         self,
         function: Function,
@@ -158,6 +212,7 @@ class ServerModels:
         """Whether models have weights; False with ``learning = "off"``."""
         return self._learner.learns
 
+    @takes(model=MODEL)
     async def value(self, model: Ref) -> NDArray[np.float32]:
         """Return the weights of a model, which are computed if they are needed for the first time.
 
@@ -172,6 +227,7 @@ class ServerModels:
         """
         return await self._learner.value(model)
 
+    @takes(models=MODELS)
     async def values(self, models: Sequence[Ref]) -> list[NDArray[np.float32]]:
         """Return the weights of several models, computed together; see ``value``.
 
@@ -186,6 +242,7 @@ class ServerModels:
         """
         return await self._learner.values(models)
 
+    @takes(models=MODELS, stay=FLAG)
     async def note_skipped(self, models: Sequence[Ref], *, stay: bool = True) -> None:
         """Count the memory of models that the strategy would read here (``values``) with learning.
 
@@ -199,6 +256,7 @@ class ServerModels:
         """
         await self._learner.note_skipped(models, stay=stay)
 
+    @takes(sent=_LAZY)
     async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
         """Return numbers that devices have sent as ``Lazy`` contents, and compute them if needed.
 
@@ -235,6 +293,7 @@ class ServerModels:
                 return [np.array([ref.choice]) for ref in refs]
         return [value.astype(np.float64) for value in values]
 
+    @takes(sent=_LAZY)
     async def choices(self, sent: Sequence[Lazy]) -> list[int]:
         """Return, for each of several devices, the index of the model that did best on its data.
 
@@ -254,6 +313,7 @@ class ServerModels:
         """
         return [int(numbers[0]) for numbers in await self.numbers(sent)]
 
+    @takes(updates=WEIGHTED_MODELS)
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         """Return the weighted mean of devices' training losses in their last local epoch.
 
@@ -266,6 +326,7 @@ class ServerModels:
         """
         return await self._learner.train_loss(updates)
 
+    @takes(model=MODEL, devices=optional(_DEVICES))
     async def test(self, model: Ref, devices: Sequence[int] | None = None) -> float | None:
         """Return the accuracy of a model on test samples, at no cost in time or bytes.
 
@@ -279,8 +340,10 @@ class ServerModels:
             The share of right answers, 0 to 1; None if nothing was tested, as with ``learning =
             "off"``.
         """
+        self._refuse_other("ServerModels.test", model)
         return await self._evaluator.test(model, devices)
 
+    @takes(number=INDEX, models=MODELS)
     async def consensus(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
         """Return how far the devices' models agree, in a strategy without a server.
 
@@ -294,6 +357,8 @@ class ServerModels:
             ``consensus``, the root mean square distance of the models from their mean, and
             ``mean_accuracy``, the accuracy of that mean; empty if no test is due.
         """
+        for model in models:
+            self._refuse_other("ServerModels.consensus", model)
         return await self._evaluator.consensus(number, models)
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
@@ -305,3 +370,37 @@ class ServerModels:
         """
         warn_renamed("ServerModels.agreement", "consensus")
         return await self.consensus(number, models)
+
+    def _refuse_other(self, method: str, model: Ref) -> None:
+        """Raise ``SimulationError`` if a ref stands for an array of another length than a model's."""
+        length = length_of(model, self._parameters)
+        if length not in (None, self._parameters):
+            raise SimulationError(
+                f"{method}: {model} is an array of {length} numbers; allowed are models, of "
+                f"{self._parameters}"
+            )
+
+    def _check_parts(self, parts: Sequence[object]) -> None:
+        """Raise ``SimulationError`` if an item of ``parts`` of ``mix`` is no model with a number."""
+        lengths = set[int]()
+        for part in parts:
+            if not isinstance(part, PAIRS) or len(part) != 2 or not is_number(part[1]):
+                raise refusal(
+                    "ServerModels.mix", "an item of parts", part, "a pair (model, number)"
+                )
+            if not isinstance(part[0], Ref):
+                hint = (
+                    "if it comes from 'state', the loop may keep an entry of that name there: use "
+                    "another name"
+                )
+                raise SimulationError(
+                    f"mix is given {show_value(part[0])}; a model (Ref) is needed; {hint}"
+                )
+            length = length_of(part[0], self._parameters)
+            if length is not None:
+                lengths.add(length)
+        if len(lengths) > 1:
+            raise SimulationError(
+                f"ServerModels.mix: parts are arrays of {' and '.join(map(str, sorted(lengths)))} "
+                "numbers; allowed are equal lengths"
+            )

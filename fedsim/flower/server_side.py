@@ -3,6 +3,7 @@
 The ServerApp's messages go to simulated devices, and its waits take simulated time.
 """
 
+import math
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -281,6 +282,9 @@ class Session(SessionBase):
             if weight:
                 metrics[name] = ended.sums[name] / weight
         metrics.update(ended.figures)
+        for name, value in metrics.items():
+            if value is not None and not math.isfinite(value):
+                metrics[name] = None  # of a model that has diverged
         counts = dict.fromkeys(COUNTED_AS.values(), 0)
         for outcome, column in COUNTED_AS.items():
             counts[column] += ended.ends[outcome]

@@ -324,6 +324,24 @@ class Ref:
         self.recipe = None
 
 
+def length_of(ref: Ref, parameters: int) -> int | None:
+    """Return the count of values that a ref stands for; None if it is unknown.
+
+    The length is unknown of a weighted sum, and of the result of a function that is applied without
+    a ``size``, until they are computed.
+
+    Args:
+        ref: the ref.
+        parameters: count of a model's parameters.
+    """
+    recipe = ref.recipe
+    if recipe is None:
+        return None if ref.held is None else int(ref.held.shape[0])
+    if isinstance(recipe, Applied):
+        return recipe.size
+    return None if isinstance(recipe, Mixed) else parameters
+
+
 def weights_of(ref: Ref) -> Weights:
     """Return the weights of a computed model, float32 [d].
 

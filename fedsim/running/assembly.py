@@ -601,7 +601,9 @@ def assemble(
     if run.tasks.batteries is not None:
         simulation.at_end(run.tasks.batteries.close)
     simulation.at_end(
-        lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen")
+        lambda: simulation.record(
+            "run-end", {"reason": simulation.stopped or "nothing left to happen"}
+        )
     )
     simulation.at_close(run.strategy.on_end)
     simulation.post(run.dispatch.start)

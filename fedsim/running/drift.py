@@ -103,7 +103,7 @@ class Drift:
             fields: dict[str, object] = {"what": self._spec.kind, "occasion": occasion}
             if change.partner is not None:
                 fields["partner"] = change.partner
-            dispatch.simulation.emit("shift", device=change.device, **fields)
+            dispatch.simulation.record("shift", {"device": change.device, **fields})
         for change in changes:
             dispatch.notices.notify(NoticeKind.SHIFT, change.device)
 

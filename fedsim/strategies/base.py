@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from fedsim.common.arrays import AnyArray
+from fedsim.common.returns import returns
 from fedsim.common.round_words import ROUND
 from fedsim.federation import Carried, Client, Contents, PeerMessage, RunInfo, Server, TaskEnd
+from fedsim.federation.round_checks import MODELS_IN_WORDS, find_wrong_model
 from fedsim.federation.round_result import ModelAssignment
 from fedsim.strategies.params import StrategyParams
 from fedsim.strategies.parts.keeping import KeepingClient
@@ -18,6 +20,13 @@ from fedsim.strategies.state import PartState, new_state
 
 P = TypeVar("P", bound=StrategyParams)
 ClientHalf = Client[Any]  # Strategy.Client shadows Client
+
+
+def _find_wrong_models(
+    models: Mapping[str, object], strategy: "Strategy[Any]", *_: object, **__: object
+) -> str:
+    server = strategy.server
+    return find_wrong_model(models, server.devices, server.setting.parameters)
 
 
 class Strategy(Generic[P]):
@@ -195,6 +204,7 @@ class Strategy(Generic[P]):
             contents: contents of the message, by name.
         """
 
+    @returns(MODELS_IN_WORDS, _find_wrong_models)
     def models(self) -> ModelAssignment:
         """Return the current models by name, each with the IDs of the devices that it serves.
 

@@ -563,16 +563,16 @@ class Batteries:
         path = np.array(self._paths[device]).reshape(-1, 2).tolist()
         self._paths[device] = array("d")
         point = self._point(device)
-        self._simulation.emit(
-            "battery",
-            device=device,
-            level=point.level,
-            charged=point.charged,
-            idle=point.idled,
-            drawn=point.drawn,
-            flat=bool(point.flat),
-            path=path,
-        )
+        fields = {
+            "device": device,
+            "level": point.level,
+            "charged": point.charged,
+            "idle": point.idled,
+            "drawn": point.drawn,
+            "flat": bool(point.flat),
+            "path": path,
+        }
+        self._simulation.record("battery", fields)
 
     def snapshot(self) -> BatteriesState:
         return {

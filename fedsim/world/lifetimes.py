@@ -241,7 +241,7 @@ class Lifetimes:
         while self._arrivals.item(self._arrival_count) <= now:
             device = self._newcomers.item(self._arrival_count)
             self._arrival_count += 1
-            self._simulation.emit("arrival", device=device)
+            self._simulation.record("arrival", {"device": device})
             reachable = self._availability.next_on(device, now)
             if reachable < math.inf:
                 heappush(self._waiting, (reachable, device))
@@ -252,7 +252,7 @@ class Lifetimes:
     def _depart(self) -> None:
         while self._departures.item(self._departure_count) <= self._simulation.now:
             device = self._leavers.item(self._departure_count)
-            self._simulation.emit("departure", device=device)
+            self._simulation.record("departure", {"device": device})
             self._departure_count += 1
         self._await_departure()
 

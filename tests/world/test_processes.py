@@ -252,7 +252,7 @@ class TestWhatIsRefused:
         with pytest.raises(SimulationError, match=says):
             events(world(f"{HERE}:breaks"))
 
-    @pytest.mark.parametrize("given", [{"round": 3}, {"device": "x"}])
+    @pytest.mark.parametrize("given", [{"round": 3}, {"step": "x"}])
     def test_what_would_damage_the_records(self, given: dict[str, Any]) -> None:
         with pytest.raises(SimulationError, match="is a column of its own"):
             events(world({"kind": f"{HERE}:anything", "given": given}))

@@ -10,6 +10,7 @@ from fedsim.clock.simulation import on_grid
 from fedsim.common.arrays import Ints
 from fedsim.common.streams import Streams
 from fedsim.common.units import TICK_S, Seconds
+from fedsim.common.user_records import OWN_KINDS
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import NOTHING, read_quantity, report_rows, values_at_rows
 from fedsim.lab.audit.strategies import WITHOUT_GROUPS
@@ -147,13 +148,14 @@ def _draw_phases(
 def check_groups(evidence: Evidence) -> Iterator[str]:
     """Yield findings for tasks with several rounds or groups, and for devices in a wrong group.
 
-    All records of a task have to state the same round and the same group (cluster). In the table of
+    All records of a task that fedsim writes have to state the same round and the same group (cluster). In the table of
     devices, a device has to be in the group to which it was assigned last, or in none if the
     strategy has no groups.
     """
     events = evidence.events
     devices = evidence.devices
-    of_tasks = events[events["task"] != NOTHING]
+    # a strategy may name a task in records of its own, without the task's round and group
+    of_tasks = events[(events["task"] != NOTHING) & events["kind"].isin(OWN_KINDS)]
     for name in ("round", "group"):
         first_of_task = of_tasks.drop_duplicates("task").set_index("task")[name]
         records = of_tasks[["task"]].assign(

@@ -18,13 +18,15 @@ def check_epsilon(evidence: Evidence) -> Iterator[str]:
     it, and must never fall. The last value is compared with a recomputation, which is exact or
     gives a lower and an upper bound.
     """
-    aggregation = evidence.run.scenario["strategy"].get("aggregation", {})
+    strategy = evidence.run.scenario["strategy"]
+    aggregation = strategy.get("aggregation", {})
     is_private = aggregation.get("kind") == "private"
     needs_epsilon = is_private and aggregation["account"] and aggregation["noise"] > 0
     stated = evidence.rounds["epsilon"].to_numpy(np.float64)
     if needs_epsilon and np.isnan(stated).any():
         yield "epsilon is missing in some rounds, and the scenario asks for it"
-    if not needs_epsilon and not np.isnan(stated).all():
+    is_own = ":" in strategy["kind"]  # a user's strategy may account for privacy by itself
+    if not needs_epsilon and not is_own and not np.isnan(stated).all():
         yield "epsilon is given in some rounds, and the scenario does not ask for it"
     if not needs_epsilon or not len(stated) or np.isnan(stated).any():
         return

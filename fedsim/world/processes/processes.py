@@ -122,11 +122,9 @@ class Processes:
         except CheckpointError as error:
             raise CheckpointError(f"the process {spec.kind!r} {error}") from None
         except Exception as error:
-            reason = f"{place_of(error)}: {show_error(error)}"
-            if isinstance(error, FedsimError):
-                reason = f": {error}"
+            reason = str(error) if isinstance(error, FedsimError) else show_error(error)
             raise SimulationError(
-                f"the process {spec.kind!r} failed at {world.now!r} s{reason}"
+                f"the process {spec.kind!r} failed at {world.now!r} s{place_of(error)}: {reason}"
             ) from error
 
     def _is_idle(self) -> bool:
@@ -149,7 +147,7 @@ class Processes:
     def emit(self, kind: str, **fields: object) -> None:
         if not self.silent:
             self.acts[kind] += 1
-            self.simulation.emit(kind, **fields)
+            self.simulation.record(kind, fields)
 
     def take_saved(self, number: int, call: Call) -> Any:
         """Return the saved message or computation that a process of a resumed run begins again.

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.common.errors import SimulationError
+from fedsim.common.arguments import is_index, is_number, plain
+from fedsim.common.errors import SimulationError, show_value
 
 
 class DeviceFacts(NamedTuple):
@@ -49,14 +50,17 @@ def indices(numbers: int | Iterable[int], count: int, thing: str) -> list[int]:
     Raises:
         SimulationError: an index is not one of 0 to ``count`` - 1; the message names the ``thing``.
     """
-    listed = [numbers] if isinstance(numbers, int) else [int(number) for number in numbers]
-    for number in listed:
-        if 0 <= number < count:
-            continue
-        allowed = "the network has none (network.edge)"
-        if count:
-            allowed = f"allowed are 0 to {count - 1}"
-        raise SimulationError(f"there is no {thing} {number}; {allowed}")
+    entries: Iterable[object] = [numbers]
+    if isinstance(numbers, Iterable) and not isinstance(numbers, str):
+        entries = numbers
+    listed = []
+    for number in map(plain, entries):
+        if not is_index(number) or cast(int, number) >= count:
+            allowed = "the network has none (network.edge)"
+            if count:
+                allowed = f"allowed are 0 to {count - 1}"
+            raise SimulationError(f"there is no {thing} {show_value(number)}; {allowed}")
+        listed.append(cast(int, number))
     return listed
 
 
@@ -74,13 +78,17 @@ def parse_quantity(value: float | str, kind: Any, name: str) -> float:
     Raises:
         SimulationError: the value is not a quantity of this kind.
     """
-    try:
-        if isinstance(value, str):
-            number: float = TypeAdapter[float](kind).validate_python(value)
-        else:
-            number = float(value)
-    except ValidationError as error:
-        raise SimulationError(f"{name} is {value!r}: {error.errors()[0]['msg']}") from None
+    number = math.nan
+    if isinstance(value, str):
+        try:
+            number = TypeAdapter[float](kind).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise SimulationError(f"{name} is {show_value(value)}: {reason}") from None
+    elif is_number(value):
+        number = float(value)
     if not 0 <= number < math.inf:
-        raise SimulationError(f"{name} is {value!r}; allowed is a finite number of 0 or more")
+        raise SimulationError(
+            f"{name} is {show_value(value)}; allowed is a finite number of 0 or more"
+        )
     return number

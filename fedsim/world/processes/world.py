@@ -1,18 +1,31 @@
 """API ``World`` for SimPy processes of users: messages, computations, effects and records."""
 
-import json
 import math
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import simpy
 
 from fedsim.clock.environment import Environment, ProcessGenerator
 from fedsim.clock.simulation import Simulation, on_grid
-from fedsim.common.errors import SimulationError
+from fedsim.common.arguments import (
+    INDEX,
+    NUMBER,
+    STREAM_ID,
+    TEXT,
+    is_text,
+    is_whole,
+    number,
+    one_of,
+    plain,
+    refusal,
+    takes,
+)
+from fedsim.common.errors import SimulationError, show_value
 from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes, Flops, Seconds
+from fedsim.common.user_records import OF_PROCESSES, check_fields
 from fedsim.world.device_kinds import Capacity
 from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.processes.activity import (
@@ -26,8 +39,8 @@ from fedsim.world.processes.holds import Effects, Hold, Holds
 from fedsim.world.processes.values import DeviceFacts, indices, parse_quantity
 from fedsim.world.steps import Payload, Work
 
-# columns of every record, of which a process may set only ``device``
-_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
+# columns of every record that a process may not set
+_RESERVED = ("kind", "round", "group", "task", "step", "outcome")
 
 
 class ProcessServices(Effects, Protocol):
@@ -114,6 +127,7 @@ class World:
         """Simulated time (s)."""
         return self.simulation.now
 
+    @takes(seconds=NUMBER)
     def timeout(self, seconds: float) -> simpy.Event:
         """Return an event that fires after a time, rounded to the clock's ticks of 2^-30 s.
 
@@ -142,6 +156,7 @@ class World:
         """
         return self.until(self.now + seconds)
 
+    @takes(when=NUMBER)
     def until(self, when: float) -> simpy.Event:
         """Return an event that fires at a simulated time, rounded to the clock's ticks of 2^-30 s.
 
@@ -172,6 +187,7 @@ class World:
         self._processes.wait(self._process_id, when, event)
         return event
 
+    @takes(purpose=TEXT, waited=number(least=0.0))
     def send(
         self,
         source: int | str,
@@ -222,6 +238,7 @@ class World:
         processes.sending[sending] = self._process_id
         return sending
 
+    @takes(samples=NUMBER)
     def compute(
         self,
         device: int | str,
@@ -367,6 +384,7 @@ class World:
 
         return self.env.process(wait())
 
+    @takes(purpose=TEXT, ids=STREAM_ID)
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """Return a random generator, a function of this process, the arguments and the run's seed.
 
@@ -389,6 +407,7 @@ class World:
         """
         return self._processes.streams.generator(f"world/process/{purpose}", self._process_id, *ids)
 
+    @takes(link=TEXT)
     def rate(self, link: str) -> float:
         """Return the capacity of a link in the scenario (bytes/s); ``limit`` does not change it.
 
@@ -402,6 +421,7 @@ class World:
         """
         return self._processes.network.built_rate(link)
 
+    @takes(number=INDEX)
     def cell(self, number: int) -> list[int]:
         """Return the indices of the devices in one cell, or at one node, of the network.
 
@@ -417,6 +437,7 @@ class World:
         """
         return self._processes.network.devices_at(number)
 
+    @takes(link=TEXT, rate=NUMBER)
     def limit(self, link: str, rate: float = 0.0) -> Hold:
         """Change the rate of a link until the hold ends; flows on it get new rates at once.
 
@@ -448,6 +469,7 @@ class World:
             raise SimulationError(f"a link cannot carry {rate!r} B/s; allowed is 0 or more")
         return self._processes.holds.add("link", [link], rate)
 
+    @takes(factor=NUMBER)
     def slow(self, devices: int | Iterable[int], factor: float) -> Hold:
         """Multiply the speed of devices by a factor until the hold ends, also for running work.
 
@@ -525,6 +547,7 @@ class World:
             "edge", indices(edges, self._processes.messages.edges, "edge server"), 1.0
         )
 
+    @takes(direction=one_of("up", "down"))
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
         """Limit how many uploads or downloads between devices and the server run at a time.
 
@@ -550,7 +573,8 @@ class World:
 
         Args:
             kind: the kind, without the prefix ``process:``.
-            data: JSON-able fields by name; ``device`` fills the column of that name.
+            data: JSON values by name; ``device``, the index of a device, fills the column of that
+                name.
 
         Raises:
             SimulationError: a field has the name of another column, or is not JSON.
@@ -562,24 +586,31 @@ class World:
             >>> world.emit("cache-miss", device=0, file="map")
             process:cache-miss {'device': 0, 'file': 'map'}
         """
-        reserved = [key for key in data if key in _COLUMNS]
-        if type(data.get("device")) is int:  # fills the column; a bool is no index
-            reserved.remove("device")
+        if not is_text(kind):
+            raise refusal("World.emit", "kind", kind, "a text")
+        reserved = [name for name in data if name in _RESERVED]
         if reserved:
             raise SimulationError(
                 f"{reserved[0]!r} is a column of its own in the records; allowed are other names "
                 "of fields"
             )
-        try:
-            json.dumps(data)
-        except (TypeError, ValueError) as error:
-            raise SimulationError(
-                f"what the process says at {kind!r} must be JSON: {error}"
-            ) from None
-        self._processes.emit(f"process:{kind}", **data)
+        fields = check_fields("World.emit", kind, data, self.devices)
+        self._processes.emit(f"{OF_PROCESSES}{kind}", **fields)
 
     def _endpoint(self, endpoint: int | str) -> int:
-        return endpoint if isinstance(endpoint, int) else self._processes.network.endpoint(endpoint)
+        network = self._processes.network
+        if isinstance(endpoint, str):
+            return network.endpoint(endpoint)
+        number = plain(endpoint)
+        if not is_whole(number) or not SERVER <= cast(int, number) < network.endpoints:
+            raise SimulationError(
+                f"there is no endpoint {show_value(endpoint)}; allowed are names such as 'server' "
+                f"and 'device 0', and devices 0 to {self.devices - 1}"
+            )
+        return cast(int, number)
 
     def _device(self, device: int | str) -> int:
-        return indices(self._endpoint(device), self.devices, "device")[0]
+        number: object = device
+        if isinstance(device, str):
+            number = self._processes.network.endpoint(device)
+        return indices([cast(int, number)], self.devices, "device")[0]

@@ -1,0 +1,147 @@
+"""Checks of what a strategy gives to the end of a round: its models, updates, figures and counts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from fedsim.common.arguments import (
+    INDEX,
+    in_words,
+    is_index,
+    is_number,
+    is_text,
+    number,
+    optional,
+    plain,
+    refusal,
+)
+from fedsim.common.errors import SimulationError, show_value
+from fedsim.common.user_records import check_fields
+from fedsim.federation.argument_rules import devices_of
+from fedsim.federation.round_result import Measured
+from fedsim.learning.refs import Ref, length_of
+
+_FIGURE = optional(number())
+_COUNTS = ("selected", "valid", "slow", "disconnected")
+BOOKED = ("round", "time", "bytes_down", "bytes_up", "bytes_peer", "joules", "grams", "cost")
+"""Columns of ``rounds.parquet`` that fedsim fills, and no strategy."""
+
+# the owner of this rule is the count of devices
+_DEVICES = optional(devices_of(lambda count: cast(int, count)))
+
+
+MODELS_IN_WORDS = (
+    "a dict from names to pairs of a model (Ref) and the devices that it serves (None: all); if a "
+    "model comes from 'state', the loop may keep an entry of that name there: use another name"
+)
+"""Values that ``Strategy.models`` may return, in words."""
+
+
+def find_wrong_model(models: Mapping[str, object], devices: int, parameters: int) -> str:
+    """Return what is wrong with the first wrong entry of a strategy's models, or "".
+
+    Args:
+        models: the models by name, each with the devices that it serves, as ``Strategy.models``
+            returns them.
+        devices: count of devices.
+        parameters: count of a model's parameters.
+    """
+    for name, assigned in models.items():
+        if not is_text(name):
+            return f"the name {show_value(name)}"
+        if not isinstance(assigned, tuple) or len(assigned) != 2:
+            return f"{show_value(assigned)} for {name!r}"
+        model, served = assigned
+        if not isinstance(model, Ref):
+            return f"{show_value(model)} for {name!r}"
+        length = length_of(model, parameters)
+        if length not in (None, parameters):
+            return f"an array of {length} numbers, in place of {parameters}, for {name!r}"
+        if not _DEVICES.fits(devices, plain(served)):
+            return f"the devices {show_value(served)}, of {devices}, for {name!r}"
+    return ""
+
+
+def check_updates(updates: Sequence[object], devices: int) -> None:
+    """Raise ``SimulationError`` if an entry of ``updates`` is no right ``Measured``.
+
+    Args:
+        updates: the argument ``updates`` of ``Server.finish_round``.
+        devices: count of devices.
+    """
+    for update in updates:
+        if not isinstance(update, Measured):
+            raise refusal("Server.finish_round", "an entry of updates", update, "a Measured")
+        name = _find_wrong_field(update, devices)
+        if name:
+            value = getattr(update, name)
+            allowed = _FIELDS[name].format(devices=f"0 to {devices - 1}")
+            raise refusal("Server.finish_round", f"{name} of a Measured", value, allowed)
+
+
+_FIELDS = {
+    "update": "a model (Ref)",
+    "weight": "a finite number",
+    "start": "a model (Ref), or None",
+    "center": "a model (Ref), or None",
+    "device": "{devices}, or None",
+}
+"""Field of ``Measured`` -> its allowed values in words."""
+
+
+def _find_wrong_field(update: Measured, devices: int) -> str:
+    """Return the name of the first field of an update with a wrong value; empty if all are right."""
+    model, weight, start, center, device = update
+    if not isinstance(model, Ref):
+        return "update"
+    if not is_number(weight) or not math.isfinite(weight):
+        return "weight"
+    if start is not None and not isinstance(start, Ref):
+        return "start"
+    if center is not None and not isinstance(center, Ref):
+        return "center"
+    index = plain(device)
+    if index is not None and not (is_index(index) and cast(int, index) < devices):
+        return "device"
+    return ""
+
+
+def check_figures(
+    method: str, figures: Mapping[str, object], counts: Mapping[str, object]
+) -> dict[str, object]:
+    """Check figures and counts of a round, and convert numbers of numpy to plain numbers.
+
+    Args:
+        method: the method that the strategy has called, such as ``Server.note_round``.
+        figures: values of columns of ``rounds.parquet``, by name.
+        counts: counts of the round's tasks, and further fields of the record, by name.
+
+    Returns:
+        Figures and counts by name.
+
+    Raises:
+        SimulationError: a name is of a column that fedsim fills, or is given twice, or a value is
+            wrong.
+    """
+    if not figures and not counts:
+        return {}
+    for name in (*figures, *counts):
+        if name in BOOKED:
+            raise SimulationError(
+                f"{method}: {name!r} is a column that fedsim itself fills; allowed are other names "
+                "of figures and counts"
+            )
+        if name in figures and name in counts:
+            raise SimulationError(f"{method}: {name!r} is given twice; allowed is once")
+    fields: dict[str, object] = {}
+    for name, value in (*figures.items(), *counts.items()):
+        rule = None
+        if name in _COUNTS:
+            rule = INDEX
+        elif name in figures or name == "epsilon":
+            rule = _FIGURE
+        if rule is not None and not rule.fits(None, plain(value)):
+            argument = f"figures[{name!r}]" if name in figures else name
+            raise refusal(method, argument, value, in_words(rule, None))
+        fields[name] = plain(value) if rule is not None else value
+    return check_fields(method, "round", fields)
