@@ -62,6 +62,8 @@ class Clients:
     ``exists``, ``joined``, ``idle``, ``await_return`` and ``look_for_shift`` take the ID of one
     device; ``reachable``, ``idle_devices`` and ``sample`` return lists of IDs.
 
+    A call with a wrong argument raises ``SimulationError``, which names the argument and its value.
+
     Attributes:
         count: count of all devices, including devices that have not joined yet. Their IDs are 0 to
             ``count`` - 1.

@@ -65,6 +65,8 @@ _PLACES = list_of(ArgumentRule(lambda _, value: is_range(value), "a range (begin
 class Device:
     """API of a strategy's code on one device: its ID, data, state, and arithmetic with models.
 
+    A call with a wrong argument raises ``SimulationError``, which names the argument and its value.
+
     Attributes:
         number: ID of the device.
     """

@@ -59,6 +59,8 @@ _DEVICE = device_of(attrgetter("devices"))
 class Server:
     """API of a strategy's code on the server (``self.server``): devices, models, timers, records.
 
+    A call with a wrong argument raises ``SimulationError``, which names the argument and its value.
+
     Attributes:
         devices: count of devices.
         setting: properties of the run, such as the count of devices, a ``RunInfo``.

@@ -37,6 +37,8 @@ class ServerEdges:
     They have IDs from 0. ``of`` returns the edge server of a device, ``has`` whether an edge server
     is present, and ``carry`` sends a message to or from it. A strategy that uses edge servers sets
     ``Traits.at_edges``, and asks devices by ``Server.ask(..., at_edge=True)``.
+
+    A call with a wrong argument raises ``SimulationError``, which names the argument and its value.
     """
 
     def __init__(self, dispatch: "Dispatch") -> None:

@@ -82,6 +82,8 @@ class ServerModels:
       too, are computed only when the strategy reads them.
     - ``test`` returns a model's accuracy, ``train_loss`` the mean loss of devices' trainings, and
       ``consensus`` how far devices' models are apart.
+
+    A call with a wrong argument raises ``SimulationError``, which names the argument and its value.
     """
 
     def __init__(

@@ -95,6 +95,8 @@ class World:
     Endpoints are ``"server"``, ``"device 7"`` (or 7), ``"edge 3"`` and the names of hosts, the other
     nodes of a network.
 
+    A call with a wrong argument raises ``SimulationError``, which names the argument and its value.
+
     Attributes:
         env: SimPy's environment, for ``env.process``, ``env.event``, ``simpy.Resource(world.env,
             2)`` and so on.
