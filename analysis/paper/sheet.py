@@ -36,7 +36,7 @@ LEAST_PT = 7.0  # size of the smallest text
 _LETTER_IN = 0.05  # usual width of a letter of a title
 _AXIS_IN = 0.45  # width of an axis with its labels
 _WIDE_IN = 2.9  # least width of a panel beside another panel
-_WIDTH = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*")
+_WIDTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)\s*")
 
 # Colours, dashes and marks of lines that stand for strategies. No line has the colour of an outcome
 # of tasks (``OUTCOMES``). Lightness, dashes and marks tell the lines apart in print without

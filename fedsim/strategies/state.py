@@ -27,7 +27,12 @@ class Entries(Mapping[str, Any]):
         register_saved(cls)
 
     def __getitem__(self, name: str) -> Any:
-        return self.__dict__[name]  # faster than ``vars(self)[name]``; called for each update
+        try:
+            return self.__dict__[name]  # faster than ``vars(self)[name]``; called for each update
+        except KeyError:
+            if isinstance(getattr(type(self), name, None), property):  # a field's former name
+                return getattr(self, name)
+            raise
 
     def __setitem__(self, name: str, value: object) -> None:
         setattr(self, name, value)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from fedsim.common.returns import guard
 from fedsim.plugin import AggregatingParams, FedAvgParams, Reasons, StrategyParams, Traits
 from fedsim.strategies.parts.aggregation import Protection
+from fedsim.strategies.round_state import SynchronousState
 from fedsim.toolbox.strategies.tifl import TiFLParams
 
 OF_CREDITS = "tiers are chosen by the accuracy on their clients"
@@ -121,3 +122,15 @@ def test_only_a_class_that_says_so_itself_averages_updates() -> None:
     assert FedAvgParams().averages_updates
     assert Heir().traits.averages_updates
     assert not Heir().averages_updates
+
+
+def test_fields_of_the_state_of_rounds_can_be_read_by_their_former_names() -> None:
+    state = SynchronousState(schedule_step=3, limit_s=2.0)
+    for former, value in (("slot", 3), ("limit", 2.0), ("server", {})):
+        with pytest.warns(DeprecationWarning, match=former):
+            assert state[former] == value
+        with pytest.warns(DeprecationWarning, match=former):
+            assert getattr(state, former) == value
+        assert former not in [*state]  # a checkpoint saves the fields alone
+    with pytest.raises(KeyError):
+        state["of nobody"]

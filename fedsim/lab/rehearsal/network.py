@@ -26,7 +26,7 @@ SERVER_ADDRESS = "10.99.0.2"
 """Address of the server in its namespace."""
 PREFIX = "fedsim"
 """First letters of the names of all namespaces; the ID of the process that made them follows."""
-_OWN_NAME = re.compile(PREFIX + r"([1-9]\d*)-(core|server|probe|client\d+)")
+_OWN_NAME = re.compile(rf"{PREFIX}([1-9]\d*)-(core|server|probe|client\d+)")
 _DELAY_DEVICE = "lag"
 _IFF_TUN = 0x0001
 _IFF_NO_PI = 0x1000

@@ -306,7 +306,7 @@ def test_each_group_has_a_state_of_its_own() -> None:
     run, records = played(FEW | {"strategy": strategy})
     steps = Counter(fields["group"] for fields in told(records, "aggregate"))
     assert len(steps) == 2
-    states = run.strategy.state["server"]
+    states = run.strategy.state["optimiser"]
     assert {group: state["steps"] for group, state in states.items()} == steps
     assert states[0]["mean"] is not states[1]["mean"]
 
