@@ -46,7 +46,7 @@ class RemoteClientSide(ClientSide):
     It passes the contents of a device's answer to the strategy when the answer has arrived.
     """
 
-    def arrived(self, task: Task, context: TaskContext) -> Mapping[str, object]:
+    def on_answer_arrived(self, task: Task, context: TaskContext) -> Mapping[str, object]:
         if context.brings_base:
             self.devices.with_base.add(task.device)
         contents = {} if context.answer is None else context.answer.arriving
