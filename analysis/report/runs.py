@@ -296,8 +296,8 @@ def waiting(run: RunFolder) -> Markup | None:
     """Return the part of the page on the critical paths of a run's rounds, with two examples.
 
     A round's critical path is the chain of steps, such as trainings, that determined when the round
-    ended. The examples are the longest round, if it is longer than the median, and the round whose length is nearest to the
-    median.
+    ended. The examples are the longest round, if it is longer than the median, and the round whose
+    length is nearest to the median.
 
     Returns:
         The part of the page; None if the run has no rounds or took no time.

@@ -28,6 +28,7 @@ from fedsim.common.training import (
     Part,
     Training,
 )
+from fedsim.records.recorder import Recorder
 from fedsim.toolbox.worlds.availability import Traces
 from fedsim.world import steps as kinds_of_steps
 from fedsim.world.lifetimes import Lifetimes, bounded
@@ -544,13 +545,30 @@ def test_a_message_step_whose_bytes_would_not_be_counted_is_refused(base: type[T
     assert "own:Probe" not in saved_classes()
 
 
+@pytest.mark.parametrize(("base", "direction"), [(Download, "up"), (Upload, "down")])
+def test_a_message_step_does_not_turn_the_direction_of_its_base(
+    base: type[TaskStep], direction: str
+) -> None:
+    with pytest.raises(ScenarioError, match=f"own:Back .*direction = '{direction}'"):
+        type("Back", (base,), {"__module__": "own", "direction": direction})
+
+
+def test_a_message_step_without_a_name_is_refused() -> None:
+    with pytest.raises(ScenarioError, match=r"own:Nameless .*the name None"):
+        type("Nameless", (TransferStep,), {"__module__": "own", "direction": "up"})
+
+
 def test_a_message_step_of_a_user_is_counted() -> None:
     class Probe(Upload):
         pass
 
     site = Site()
+    recorder = Recorder(None)
+    site.tasks.simulation.listen(recorder.take)
     steps = site.carried_out(Probe((Payload("probe", 10.0),)))
     assert [name for name, *_ in steps] == ["upload"]
+    assert recorder.ledger.up == 10.0
+    assert recorder.ledger.by_purpose == {"probe": 10.0}
 
 
 def test_the_places_of_a_kind_of_step_exist() -> None:

@@ -148,8 +148,8 @@ def _draw_phases(
 def check_groups(evidence: Evidence) -> Iterator[str]:
     """Yield findings for tasks with several rounds or groups, and for devices in a wrong group.
 
-    All records of a task that fedsim writes have to state the same round and the same group (cluster). In the table of
-    devices, a device has to be in the group to which it was assigned last, or in none if the
+    All records of a task that fedsim writes have to state the same round and the same group
+    (cluster). In the table of devices, a device has to be in the group to which it was assigned last, or in none if the
     strategy has no groups.
     """
     events = evidence.events

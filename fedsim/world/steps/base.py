@@ -6,7 +6,7 @@ say which power the device draws and whether it sends, and its fields are saved 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -202,7 +202,7 @@ class TaskStep:
     def __init_subclass__(cls) -> None:
         name = cls.__dict__.get("name")
         names = (name,) if isinstance(name, str) else cls.names
-        _refuse_unknown_message(cls, names)
+        _refuse_unknown_message(cls)
         register_saved(cls)
         if cls.power is not None:
             POWERS.update(dict.fromkeys(names, cls.power))
@@ -250,27 +250,28 @@ class TaskStep:
         return alarm.when <= now + tie_s(now)
 
 
-def _refuse_unknown_message(step: type[TaskStep], names: Sequence[str]) -> None:
+def _refuse_unknown_message(step: type[TaskStep]) -> None:
     """Refuse a step that sends a message if its records would not be read as a message's.
 
     The bytes of messages are counted by the names of steps in the records.
 
     Args:
         step: a kind of step.
-        names: all names of the step in records.
 
     Raises:
         ScenarioError: the step has a direction, and a name of no message in this direction.
     """
     direction = step.direction
-    base = {"down": "Download", "up": "Upload"}.get(str(direction))
-    if direction is None or all(DIRECTIONS.get(name) == direction for name in names):
+    name = getattr(step, "name", None)  # its own, or inherited
+    names = (name,) if isinstance(name, str) else step.names
+    if direction is None or (names and all(DIRECTIONS.get(name) == direction for name in names)):
         return
+    base = {"down": "Download", "up": "Upload"}.get(direction, "Download or Upload")
     raise ScenarioError(
         f"{step.__module__}:{step.__qualname__} is a step with direction = {direction!r} and the "
-        f"name {names[0]!r}, so that its bytes would not be counted; allowed is a class that "
-        f"inherits {base or 'Download or Upload'}, without a name of its own: the purpose of its "
-        "payload tells its messages from others"
+        f"name {name!r}, so that its bytes would not be counted; allowed is a class that inherits "
+        f"{base}, without a name of its own: the purpose of its payload tells its messages from "
+        "others"
     )
 
 
