@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -277,7 +277,8 @@ class Clients:
         Args:
             device: any value.
         """
-        return is_index(plain(device)) and cast(int, device) < self.count
+        index = plain(device)
+        return isinstance(index, int) and is_index(index) and index < self.count
 
     @takes(by=CALLABLE, idle=FLAG)
     def chosen(

@@ -318,7 +318,7 @@ def event_row(record: "Record") -> EventRow:
     """Convert a record to a row of ``events.parquet``, a tuple in the order of the columns."""
     time, kind, fields = record
     get = fields.get
-    data = None if fields.keys() <= _COLUMNS_OF_FIELDS else _data(record)
+    data = None if _COLUMNS_OF_FIELDS.issuperset(fields) else _data(record)
     return (
         time,
         kind,
@@ -339,10 +339,12 @@ def _data(record: "Record") -> str:
     # most records are messages, whose JSON is joined from cached parts
     if names == _FIELDS_OF_MESSAGE:
         payloads = encode_payloads(fields["payloads"])
-        size = _number(fields["bytes"])
-        return (
-            f'{{"bytes":{size},"delivered":{_number(fields["delivered"])},"payloads":{payloads}}}'
-        )
+        size = fields["bytes"]
+        delivered = fields["delivered"]
+        size_text = _number(size)
+        # of a complete message, both are the same object
+        delivered_text = size_text if delivered is size else _number(delivered)
+        return f'{{"bytes":{size_text},"delivered":{delivered_text},"payloads":{payloads}}}'
     others = {name: fields[name] for name in names if name not in _COLUMNS_OF_FIELDS}
     return encode(others)
 

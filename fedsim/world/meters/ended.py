@@ -109,21 +109,23 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
     delivered = fields["delivered"]
     # names of the payloads, such as ``model+mask``
     purpose = payloads[0][0] if len(payloads) == 1 else "+".join([name for name, _ in payloads])
+    wire_bytes = fields.get("wire_bytes", delivered)  # recorded only if there are headers
+    # by position, because keywords would take most of the time of this function
     return Transfer(
-        start=start,
-        end=time,
-        device=device,
-        direction=direction,
-        purpose=purpose,
-        bytes=fields["bytes"],
-        delivered=delivered,
-        wire_bytes=fields.get("wire_bytes", delivered),  # recorded only if there are headers
-        outcome=fields["outcome"],
-        round=fields["round"],
-        task=fields.get("task"),
-        payloads=payloads,
-        sender=sender,
-        receiver=receiver,
+        start,
+        time,
+        device,
+        direction,
+        purpose,
+        fields["bytes"],
+        delivered,
+        wire_bytes,
+        fields["outcome"],
+        fields["round"],
+        fields.get("task"),
+        payloads,
+        sender,
+        receiver,
     )
 
 

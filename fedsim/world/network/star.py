@@ -32,6 +32,9 @@ _SET_BACK_S = 2.0**12
 _LATE_S = 2.0**17
 # dead entries of the heaps are dropped after two new entries per tier and this many more
 _SLACK = 64
+# the two states of a tier, ``Tier.is_free``
+_CAPPED = False
+_FREE = True
 
 Units = int | float
 """Rate in units of 1 / ``_UNITS`` bytes/s, in total or per unit of weight: an int, or infinity."""
@@ -308,11 +311,11 @@ class StarDirection:
         # and the link carries all of them, no tier changes sides. Each tier that becomes capped
         # raises the level of the free flows, so the loop ends.
         while self._free_weight or self._room < 0:
-            lowest_free_cap = self._next_cap(is_free=True)
+            lowest_free_cap = self._next_cap(_FREE)
             if lowest_free_cap is not None and lowest_free_cap * self._free_weight <= self._room:
                 self._change_side(tiers[lowest_free_cap])
                 continue
-            highest_capped_cap = self._next_cap(is_free=False)
+            highest_capped_cap = self._next_cap(_CAPPED)
             if highest_capped_cap is None or highest_capped_cap * self._free_weight <= self._room:
                 break
             self._change_side(tiers[highest_capped_cap])
@@ -330,10 +333,10 @@ class StarDirection:
 
         # Step 3: the next end. Ends of capped flows are times (s), and ends of free flows are
         # readings of the virtual clock (bytes), which advances at the level.
-        next_end = self._first_end(is_free=False)
+        next_end = self._first_end(_CAPPED)
         free_end = math.inf
         if self._free_weight and self._level:
-            bytes_left = self._first_end(is_free=True) - self._clock
+            bytes_left = self._first_end(_FREE) - self._clock
             free_end = self._since + bytes_left / self._level
         self._next_is_free = bool(free_end < next_end)
         if self._next_is_free:
@@ -341,7 +344,7 @@ class StarDirection:
         # rounding may put an end a last bit before now
         self.next_end = max(self._since, next_end)
 
-    def _next_cap(self, *, is_free: bool) -> Units | None:
+    def _next_cap(self, is_free: bool) -> Units | None:
         """Return the lowest cap of the free tiers, or the highest cap of the capped tiers.
 
         Dead entries on top of the heap are removed. The result is None if there is no such tier.
@@ -356,7 +359,7 @@ class StarDirection:
             heappop(heap)
         return None
 
-    def _first_end(self, *, is_free: bool) -> float:
+    def _first_end(self, is_free: bool) -> float:
         """Return the first end of a free flow (on the virtual clock), or of a capped flow (s).
 
         Dead entries on top of the heap are removed. Without such a flow, the result is infinity.
