@@ -60,7 +60,7 @@ class App:
         label = f"the {half}app {path!r}"
         try:
             loaded = resolve_name(path)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SimulationError(
                 f"{label} cannot be loaded: {error_of_app(error, self.folder)}"
             ) from error

@@ -4,8 +4,9 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch  # imported here, as torch's generator is seeded before an app is l
 
 from fedsim.flower.app import App, Half
 from fedsim.flower.app_errors import is_within
+from fedsim.flower.turns import RunOver
 
 States = tuple[Any, Any, torch.Tensor]  # of the generators of random, numpy and torch
 
@@ -33,6 +35,9 @@ class AppHalf:
     def __init__(self, app: App, half: Half, seed: int) -> None:
         self._folder = app.folder
         self._modules: dict[str, ModuleType] = {}
+        self._lock = threading.Lock()  # held while a use begins or ends
+        self._use = ExitStack()  # the present use; closing it ends the use
+        self._is_closed = False
         for name in self._module_names():
             del sys.modules[name]  # may have the state of another run
         with self.in_use(seed):
@@ -50,39 +55,95 @@ class AppHalf:
             seed: seed of the global random generators. None: they continue from the states that
                 they had at the end of the last context without a seed, or of loading the app if
                 there was none.
+
+        Raises:
+            RunOver: ``close`` was called before.
         """
-        outer_states = _generator_states()
-        threads = torch.get_num_threads()
-        log = logging.getLogger("flwr")
-        level = log.level
-        folder = str(self._folder)
+        use = ExitStack()
+        with self._lock:
+            if self._is_closed:
+                raise RunOver
+            try:
+                self._begin(use, seed)
+            except BaseException:
+                use.close()
+                raise
+            self._use = use
+        try:
+            yield
+        finally:
+            with self._lock:
+                use.close()  # has no effect after ``close``
+
+    def at_end_of_use(self, function: Callable[[], object]) -> None:
+        """Call a function when the present use ends, also if ``close`` ends it.
+
+        Args:
+            function: the function, without arguments.
+
+        Raises:
+            RunOver: ``close`` has ended the use. The function was called.
+        """
+        with self._lock:
+            if not self._is_closed:
+                self._use.callback(function)
+                return
+        function()
+        raise RunOver
+
+    def close(self) -> None:
+        """End the present use, if any, and refuse later ones.
+
+        A thread that computes without end never leaves ``in_use``. This method takes the app's
+        modules away from it, so that other runs in the process do not see them.
+        """
+        with self._lock:
+            self._is_closed = True
+            self._use.close()
+
+    def _begin(self, use: ExitStack, seed: int | None) -> None:
+        """Give the process the app's modules and random states.
+
+        Args:
+            use: stack to which the functions are added that undo each change.
+            seed: as in ``in_use``.
+        """
+        use.callback(_restore_generators, _generator_states())
         if seed is None:
+            use.callback(self._keep_states)
             _restore_generators(self._states)
         else:
             random.seed(seed)
             np.random.seed(seed % (1 << 32))  # noqa: NPY002
             torch.default_generator.manual_seed(seed)
+        use.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)  # sums in several threads differ in their last bits
+        log = logging.getLogger("flwr")
+        use.callback(log.setLevel, log.level)
         if "FLWR_LOG_LEVEL" not in os.environ:
             log.setLevel(logging.WARNING)
-        sys.path.insert(0, folder)
+        names = set(sys.modules)
+        use.callback(self._take_modules, names)
+        sys.path.insert(0, str(self._folder))
         sys.modules.update(self._modules)
-        module_count = len(sys.modules)
-        try:
-            yield
-        finally:
-            if len(sys.modules) != module_count:  # the app has imported modules meanwhile
-                for name in self._module_names():
-                    self._modules[name] = sys.modules[name]
-            for name in self._modules:
-                sys.modules.pop(name, None)
-            if folder in sys.path:
-                sys.path.remove(folder)
-            log.setLevel(level)
-            torch.set_num_threads(threads)
-            if seed is None:
-                self._states = _generator_states()
-            _restore_generators(outer_states)
+
+    def _keep_states(self) -> None:
+        self._states = _generator_states()
+
+    def _take_modules(self, names_before: set[str]) -> None:
+        """Remove the app's modules from ``sys.modules`` and keep them for the next use.
+
+        Args:
+            names_before: names in ``sys.modules`` before this use.
+        """
+        if not sys.modules.keys() <= names_before | self._modules.keys():
+            for name in self._module_names():  # the app has imported modules meanwhile
+                self._modules[name] = sys.modules[name]
+        for name in self._modules:
+            sys.modules.pop(name, None)
+        folder = str(self._folder)
+        if folder in sys.path:
+            sys.path.remove(folder)
 
     def _module_names(self) -> list[str]:
         """Return the names in ``sys.modules`` whose files are in the app's folder."""

@@ -104,7 +104,14 @@ def carry_out(job: AppJob) -> AppReply:
         _loaded[job.run] = AppHalf(job.app, "client", job.seeds[0])
     half = _loaded[job.run]
     patience_s = job.params.real_patience
-    return call_in_thread(lambda: _work(job, half, label), patience_s, job.app.folder, label)
+
+    def abandon() -> None:
+        half.close()
+        _loaded.pop(job.run, None)  # a later message of this run loads the ClientApp again
+
+    return call_in_thread(
+        lambda: _work(job, half, label), abandon, patience_s, job.app.folder, label
+    )
 
 
 def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
@@ -123,10 +130,10 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
     with ExitStack() as stack:
         stack.enter_context(half.in_use(job.seeds[1]))
         stack.enter_context(running(call))
-        get_count = _start_counting(job, stack)
+        get_count = _start_counting(job, half, stack)
         try:
             reply = app(message, context)
-        except Exception as error:
+        except BaseException as error:  # ``SystemExit`` too; a user's Ctrl-C is in another thread
             raise SimulationError(
                 f"{label} raised {error_of_app(error, job.app.folder)}"
             ) from error
@@ -169,12 +176,13 @@ def _examples_of(reply: Message) -> float | None:
     return examples
 
 
-def _start_counting(job: AppJob, stack: ExitStack) -> Callable[[], float | None]:
+def _start_counting(job: AppJob, half: AppHalf, stack: ExitStack) -> Callable[[], float | None]:
     """Start to count FLOPs or samples in this thread, as ``job.counts`` requests.
 
     Args:
         job: the call of the ClientApp.
-        stack: exit stack of the caller; the counting ends when it is closed.
+        half: the ClientApp in use; samples are counted until this use ends.
+        stack: exit stack of the caller; FLOPs are counted until it is closed.
 
     Returns:
         A function that returns the count; None if nothing is counted.
@@ -196,7 +204,7 @@ def _start_counting(job: AppJob, stack: ExitStack) -> Callable[[], float | None]
                 samples[module] += len(value) if value.dim() > 1 else 1  # a vector is one sample
                 return
 
-    stack.callback(register_module_forward_pre_hook(count).remove)
+    half.at_end_of_use(register_module_forward_pre_hook(count).remove)
     return lambda: float(next(iter(samples.values()), 0))
 
 

@@ -143,7 +143,7 @@ class Session(SessionBase):
         self._waiting: Wait | None = None  # None while the ServerApp runs
         self._polled_at = -1.0  # time of the last pull without a reply (s)
         self._idle_waits = 0  # count of successive waits while no message is unanswered
-        self._half: AppHalf
+        self._half: AppHalf | None = None  # None until ``begin`` has loaded it
         self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
 
     async def begin(self) -> None:
@@ -159,6 +159,16 @@ class Session(SessionBase):
         seed = int(self._server.rng("server-app").integers(1 << 32))
         self._half = AppHalf(self._app, "server", seed)
         await self.go_on()
+
+    def close(self) -> None:
+        """End the ServerApp at the end of the run, also if it computes without end.
+
+        Its thread cannot be ended then. The app's modules and random states are taken away from
+        the thread, so that other runs in the process do not see them.
+        """
+        self.turns.close()
+        if self._half is not None:
+            self._half.close()
 
     async def go_on(self) -> None:
         """Run the ServerApp until it waits for replies or for a time, or ends.
@@ -230,6 +240,7 @@ class Session(SessionBase):
 
     @contextmanager
     def _app_context(self) -> Iterator[None]:
+        assert self._half is not None
         with self._half.in_use(), running(self):
             TaskIdentity.task_id = 1
             TaskIdentity.run_id = self.run_id
@@ -238,6 +249,7 @@ class Session(SessionBase):
 
     def _run_app(self) -> None:
         context = Context(self.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(self._app.config))
+        assert self._half is not None
         self._half.loaded(grid=self, context=context)
         self.rounds.end()
 

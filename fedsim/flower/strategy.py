@@ -166,4 +166,4 @@ class Flower(Strategy[FlowerParams]):
         return self.session.facts()
 
     def on_end(self) -> None:
-        self.session.turns.close()
+        self.session.close()

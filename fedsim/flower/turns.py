@@ -21,11 +21,19 @@ def _patience_error(label: str, patience_s: float, line: str) -> SimulationError
     return SimulationError(f"{label} has computed for {patience_s:g} s of real time{line}; {hint}")
 
 
-def call_in_thread(function: Callable[[], T], patience_s: float, folder: Path, label: str) -> T:
+def call_in_thread(
+    function: Callable[[], T],
+    abandon: Callable[[], None],
+    patience_s: float,
+    folder: Path,
+    label: str,
+) -> T:
     """Call a function of the ClientApp in another thread, with a limit of real time.
 
     Args:
         function: called without arguments.
+        abandon: called without arguments if this call does not wait for the function any longer,
+            as it has reached the limit, or was ended by ``KeyboardInterrupt``.
         patience_s: real time for which the function may compute (s).
         folder: folder of the app, for error messages.
         label: text such as ``the ClientApp of device 3``, for error messages.
@@ -45,10 +53,14 @@ def call_in_thread(function: Callable[[], T], patience_s: float, folder: Path, l
             answer.set_exception(error)
 
     thread = threading.Thread(target=run, name="ClientApp", daemon=True)
-    thread.start()
-    thread.join(min(patience_s, threading.TIMEOUT_MAX))
-    if not answer.done():
-        raise _patience_error(label, patience_s, format_thread_line(thread, folder))
+    try:
+        thread.start()
+        thread.join(min(patience_s, threading.TIMEOUT_MAX))
+        if not answer.done():
+            raise _patience_error(label, patience_s, format_thread_line(thread, folder))
+    except BaseException:
+        abandon()
+        raise
     return answer.result()
 
 
@@ -134,9 +146,10 @@ class Turns:
         """
         self._end_turn()
         self._turn.acquire()
+        # at the end of the run too, as the app's code may react to ``RunOver``
+        self._context.enter_context(self._around())
         if self.closing:
             raise RunOver
-        self._context.enter_context(self._around())
 
     def close(self) -> None:
         """End the thread of the ServerApp at the end of the run, unless it is computing."""
@@ -147,18 +160,17 @@ class Turns:
 
     def _run(self) -> None:
         """Run the ServerApp in its thread, and end its last turn."""
-        self._context.enter_context(self._around())
         try:
             with suppress(RunOver):
+                self._context.enter_context(self._around())
                 self._function()
         except BaseException as error:
             self.error = error
         finally:
             self.over = True
-            if not self.closing:
-                self._end_turn()
+            self._end_turn()
 
     def _end_turn(self) -> None:
         self._context.close()
-        if not self._turn_end.done():
+        if not self.closing and not self._turn_end.done():
             self._turn_end.set_result(None)

@@ -45,6 +45,12 @@ def test_a_server_that_polls_waits_in_simulated_time(tmp_path: Path) -> None:
     assert_sound(tmp_path / "run")
 
 
+def test_a_measure_that_is_not_finite_is_an_empty_cell(tmp_path: Path) -> None:
+    rows = execute(odd("polls", "diverges"), tmp_path / "run").rows
+    assert [row["accuracy"] for row in rows] == [None, None, None]
+    assert_sound(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("server", "seconds", "late"),
     [

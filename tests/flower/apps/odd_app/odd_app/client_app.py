@@ -1,3 +1,5 @@
+import signal
+import sys
 import threading
 import time
 
@@ -31,6 +33,15 @@ def answer(message: Message, context: Context) -> Message:
         return {"accuracy": 1.0}
     if way == "slow":
         threading.Event().wait()
+    if way == "exits":
+        sys.exit(3)
+    if way == "interrupts":
+        raise KeyboardInterrupt
+    if way in ("lags", "signals"):
+        if way == "signals":
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+        threading.Event().wait(1.0)
+        import odd_app.late  # noqa: F401
     if way == "sleeps":
         before = time.perf_counter(), time.monotonic_ns()
         time.sleep(2 + context.node_config["partition-id"])
@@ -38,6 +49,8 @@ def answer(message: Message, context: Context) -> Message:
         assert time.perf_counter() - before[0] > 2.5
         assert time.monotonic_ns() - before[1] > 2_500_000_000
     metrics = MetricRecord({"num-examples": 20, "accuracy": context.node_config.get("share", 0.5)})
+    if way == "diverges":
+        metrics["accuracy"] = float("nan")
     if way == "says-no-number":
         del metrics["num-examples"]
     if way == "counts-batches" and message.metadata.message_type == "train":

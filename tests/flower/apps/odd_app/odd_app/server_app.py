@@ -1,4 +1,5 @@
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -66,6 +67,58 @@ def fails(grid, rounds):
     list(grid.send_and_receive(made(grid, 1.0)))
     list(grid.send_and_receive(made(grid, 2.0)))
     raise ValueError("no more")
+
+
+def exits(grid, rounds):
+    list(grid.send_and_receive(made(grid, 1.0)))
+    sys.exit(3)
+
+
+def interrupts(grid, rounds):
+    list(grid.send_and_receive(made(grid, 1.0)))
+    raise KeyboardInterrupt
+
+
+def lags(grid, rounds):
+    """Computes for longer than the run waits for it, and then goes on."""
+    threading.Event().wait(2.0)
+    import odd_app.late  # noqa: F401
+
+    list(grid.send_and_receive(made(grid, 1.0)))
+
+
+def lags_later(grid, rounds):
+    list(grid.send_and_receive(made(grid, 1.0)))
+    lags(grid, rounds)
+
+
+def signals_and_lags(grid, rounds):
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+    lags(grid, rounds)
+
+
+def signals_and_sleeps(grid, rounds):
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+    sleeps(grid, rounds)
+
+
+def cleans_up(grid, rounds):
+    try:
+        goes_on(grid, rounds)
+    finally:
+        import odd_app.late  # noqa: F401
+
+        time.sleep(100)
+
+
+def resists(grid, rounds):
+    """Takes the end of the run for an error of a round."""
+    for _ in range(200):
+        try:
+            list(grid.send_and_receive(made(grid, 1.0)))
+        except BaseException:
+            threading.Event().wait(0.01)
+    import odd_app.late  # noqa: F401
 
 
 def sleeps(grid, rounds):

@@ -1,0 +1,1 @@
+"""What a half imports only at its end."""
