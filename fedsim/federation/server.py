@@ -81,7 +81,6 @@ class Server:
         self._ending = ending
         self.setting = setting
         self.devices = setting.devices
-        self._last_round: int | None = None  # finished last; None at the start and after a resume
         self.clients = Clients(dispatch, setting.devices)
         self.models = ServerModels(
             dispatch.learner,
@@ -497,13 +496,12 @@ class Server:
         Returns:
             Whether the run goes on.
         """
-        last_round = self._last_round
+        last_round = self._ending.last_round
         if last_round is not None and round_number <= last_round:
             raise SimulationError(
                 f"round {round_number} is finished after round {last_round}; allowed is each round "
                 "once, ascending"
             )
-        self._last_round = round_number
         fields = {"round": round_number, **NOT_MEASURED, **figures, **counts}
         self._simulation.record("round", fields)
         self._ending.note(round_number, figures, models)

@@ -53,6 +53,8 @@ class StopRules:
     Attributes:
         monitor: column of ``rounds.parquet`` by which tests are compared.
         progress: the best test so far, and the last improvement.
+        last_round: index of the round that was finished last, from 0; None before the first. The
+            table of rounds has it too, from which a resumed run restores it.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class StopRules:
         default_monitor = "accuracy" if has_accuracy else "loss"
         self.monitor: str = stop.monitor or default_monitor
         self.progress = Progress()
+        self.last_round: int | None = None
 
     @property
     def summary(self) -> dict[str, object]:
@@ -94,16 +97,17 @@ class StopRules:
     def note(
         self, round_number: int, figures: MeasuredRound, models: Mapping[str, tuple[Ref, object]]
     ) -> None:
-        """Compare a round's test with the best test so far, and update ``progress``.
+        """Store that a round is finished, and compare its test with the best test so far.
 
         If the test is the best one and ``evaluation.keep_best`` is set, the models are stored.
 
         Args:
             round_number: the round, from 0.
-            figures: column of ``rounds.parquet`` -> value for this round. Nothing is done if the
-                monitored column (``monitor``) has no value.
+            figures: column of ``rounds.parquet`` -> value for this round. Nothing is compared if
+                the monitored column (``monitor``) has no value.
             models: name -> model of the strategy, and the devices that it serves.
         """
+        self.last_round = round_number
         value = figures.get(self.monitor)
         if value is None:
             return

@@ -9,12 +9,23 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.common.errors import ScenarioError
+from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.federation.events import COUNTED_AS, VISIBLE, RoundCount, VisibleOutcome
 from fedsim.federation.messages_spec import MessagesSpec
-from fedsim.plugin import Availability, Codec, Coded, FedAvg, Measured, Selection, Span
+from fedsim.plugin import (
+    Availability,
+    Codec,
+    Coded,
+    FedAvg,
+    Measured,
+    Selection,
+    Span,
+    Strategy,
+    StrategyParams,
+)
+from fedsim.records.reading import RunFolder
 from fedsim.strategies.round_state import SynchronousState
-from fedsim.testing import assert_sound, run
+from fedsim.testing import assert_sound, go_on, run, run_until
 from fedsim.world.steps import Cause
 from tests.outside_parts import Trickle
 
@@ -88,6 +99,41 @@ def test_an_update_is_recorded_once_with_its_share_of_the_weights(tmp_path: Path
     made = aggregates("tests.federation.test_server:Doubled", tmp_path / "made")
     assert [event["data"]["weights"] for event in made] == [[1.0]] * 6
     assert len({event["data"]["tasks"][0] for event in made}) == 6
+
+
+class Stuttering(Strategy):  # type: ignore[type-arg]
+    """Finishes a round every second: 0, 1, 2, and then ``then``."""
+
+    class Params(StrategyParams):
+        then: int = 0
+
+    async def on_start(self) -> None:
+        self.state |= {"model": self.server.models.initial(), "numbers": [0, 1, 2]}
+        self.state["numbers"].append(self.params.then)
+        self.server.timer("end", 1.0)
+
+    async def on_timer(self, name: str) -> None:
+        if await self.server.finish_round(self.state["numbers"].pop(0), self.models()):
+            self.server.timer("end", self.server.now + 1.0)
+
+    def models(self) -> Any:
+        return {"global": (self.state["model"], None)}
+
+
+@pytest.mark.parametrize("finished", [1, 2, 3])
+@pytest.mark.parametrize("then", [2, 1, 0])
+def test_a_round_is_finished_once_across_a_checkpoint_too(
+    finished: int, then: int, tmp_path: Path
+) -> None:
+    strategy = {"kind": "tests.federation.test_server:Stuttering", "then": then}
+    sections = WORLD | {"strategy": strategy}
+    message = rf"round {then} is finished after round 2; allowed is each round once, ascending"
+    with pytest.raises(SimulationError, match=message):
+        run(sections, tmp_path / "whole")
+    assert run_until(sections, tmp_path / "cut", finished) == "interrupted"
+    assert len(RunFolder(tmp_path / "cut").rounds) == finished
+    with pytest.raises(SimulationError, match=message):
+        go_on(sections, tmp_path / "cut")
 
 
 class Paths(Availability):

@@ -300,6 +300,8 @@ def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
     run.evaluator.served = state["served"]
     run.evaluator.unseen_accuracy = state["unseen"]
     run.ending.progress = state["progress"]
+    if recorder.rounds:
+        run.ending.last_round = recorder.rounds[-1]["round"]
     run.processes.restore(state["processes"])
     # tasks and processes begin before the alarms, which then have the order of the snapshot
     run.simulation.begin_restored()
