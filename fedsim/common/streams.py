@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.arguments import is_text
 from fedsim.common.errors import SimulationError, show_value
 
 _MASK = (1 << 64) - 1
@@ -89,8 +90,35 @@ def _hashes(
 
 @lru_cache(maxsize=4096)
 def _root(seed: int, purpose: str) -> int:
+    if not is_text(purpose):
+        raise _name_error((purpose,), _NAMES)
     digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def _to_uint64(numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Convert whole numbers.
+
+    Raises:
+        TypeError: an entry is no whole number.
+    """
+    if numbers.dtype.kind not in "biu":
+        raise TypeError
+    return numbers.astype(np.uint64)
+
+
+_NAMES = "a text, and whole numbers"
+_MISTAKES = (TypeError, ValueError, OverflowError, AttributeError)
+
+
+def _name_error(name: tuple[object, ...], allowed: str) -> SimulationError:
+    """Return the error for a wrong name of a random draw.
+
+    Args:
+        name: the purpose and the numbers.
+        allowed: the allowed names, in words.
+    """
+    return SimulationError(f"a random draw is named {show_value(name)}; allowed are {allowed}")
 
 
 class Streams:
@@ -115,6 +143,8 @@ class Streams:
     """
 
     def __init__(self, seed: int) -> None:
+        if not isinstance(seed, int | np.integer):
+            raise SimulationError(f"the seed is {show_value(seed)}; allowed is a whole number")
         self.seed = seed
 
     def word(self, purpose: str, entity: int = 0, count: int = 0) -> int:
@@ -127,8 +157,14 @@ class Streams:
 
         Returns:
             An int, or uint64 [...] if an argument is an array.
+
+        Raises:
+            SimulationError: the purpose is no text, or a number is not whole.
         """
-        return _hash(_root(self.seed, purpose), entity, count)
+        try:
+            return _hash(_root(self.seed, purpose), entity, count)
+        except _MISTAKES:
+            raise _name_error((purpose, entity, count), _NAMES) from None
 
     def uniform(self, purpose: str, entity: int = 0, count: int = 0) -> float:
         """Return a uniform draw from the open interval 0 to 1.
@@ -137,8 +173,14 @@ class Streams:
             purpose: name of the stream.
             entity: index of the device or another entity.
             count: index of the draw in the stream.
+
+        Raises:
+            SimulationError: the purpose is no text, or a number is not whole.
         """
-        return ((_hash(_root(self.seed, purpose), entity, count) >> 11) + 0.5) * _UNIT
+        try:
+            return ((_hash(_root(self.seed, purpose), entity, count) >> 11) + 0.5) * _UNIT
+        except _MISTAKES:
+            raise _name_error((purpose, entity, count), _NAMES) from None
 
     def normal(self, purpose: str, entity: int = 0, count: int = 0) -> float:
         """Return a standard normal draw (Box-Muller on two words of the stream).
@@ -147,9 +189,16 @@ class Streams:
             purpose: name of the stream.
             entity: index of the device or another entity.
             count: index of the draw in the stream.
+
+        Raises:
+            SimulationError: the purpose is no text, or a number is not whole.
         """
-        radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, 2 * count)))
-        return radius * math.cos(2.0 * math.pi * self.uniform(purpose, entity, 2 * count + 1))
+        try:
+            even = 2 * count + 0  # a text raises an error, in place of a longer text
+            radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, even)))
+            return radius * math.cos(2.0 * math.pi * self.uniform(purpose, entity, even + 1))
+        except (TypeError, SimulationError):
+            raise _name_error((purpose, entity, count), _NAMES) from None
 
     def uniforms(
         self, purpose: str, entities: NDArray[np.int64], count: int | NDArray[np.int64] = 0
@@ -163,10 +212,19 @@ class Streams:
 
         Returns:
             Draws, float64 in the shape to which ``entities`` and ``count`` broadcast.
+
+        Raises:
+            SimulationError: the purpose is no text, or numbers are not whole.
         """
         # an array even for a single count, because the product of an int may not fit into uint64
-        counts = np.atleast_1d(count).astype(np.uint64)
-        words = _hashes(_root(self.seed, purpose), entities.astype(np.uint64), counts)
+        counts = np.atleast_1d(count)
+        try:
+            words = _hashes(_root(self.seed, purpose), _to_uint64(entities), _to_uint64(counts))
+        except _MISTAKES:
+            allowed = (
+                "a text, an array of whole numbers, and a whole number or an array of its shape"
+            )
+            raise _name_error((purpose, entities, count), allowed) from None
         # the upper 53 bits of 64, as many as a float64 has exactly; + 0.5 excludes 0 and 1
         mantissas = (words >> 11).astype(np.float64)
         uniforms: NDArray[np.float64] = (mantissas + 0.5) * _UNIT
