@@ -14,10 +14,10 @@ from fedsim.common.arguments import (
     FLAG,
     INDEX,
     LIST,
+    STREAM_ID,
     ArgumentRule,
     is_number,
     is_text,
-    is_whole,
     list_of,
     optional,
     refusal,
@@ -51,13 +51,15 @@ def _is_readable(value: object) -> bool:
 
 
 def _is_stream(value: object) -> bool:
-    """Return whether a value is the name of a random stream: a purpose, and whole numbers."""
+    """Return whether a value is the name of a random stream: a purpose, and numbers of -1 or more."""
     if not isinstance(value, tuple | list) or not value:
         return False
-    return is_text(value[0]) and all(map(is_whole, value[1:]))
+    return is_text(value[0]) and all(STREAM_ID.fits(None, number) for number in value[1:])
 
 
-_STREAM = ArgumentRule(lambda _, value: _is_stream(value), "a tuple of a text and whole numbers")
+_STREAM = ArgumentRule(
+    lambda _, value: _is_stream(value), "a tuple of a text and whole numbers of -1 or more"
+)
 _DEVICES = devices_of(attrgetter("_devices"))
 _INPUTS = list_of(MODEL, "models", least=1)
 _LAZY = list_of(
@@ -198,6 +200,10 @@ class ServerModels:
 
         Returns:
             A model, or with ``size`` a ref of an array [size], which ``value`` computes.
+
+        Raises:
+            SimulationError: an argument is wrong, or the function is not marked by ``@pure``. If the
+                function fails, ``value`` or a test raises the error.
         """
         self._computations.add("mix", len(models), self._parameters)
         full_stream = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])

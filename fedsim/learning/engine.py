@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.clock.simulation import Simulation
-from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.errors import FedsimError, ScenarioError, SimulationError
 from fedsim.common.streams import Streams
 from fedsim.common.training import Batching, LocalEpochs, Training
 from fedsim.learning.architecture import Architecture, Shape
@@ -26,7 +26,7 @@ from fedsim.learning.computing import ModelComputing
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.derived import Derived
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.functions import DataFunction
+from fedsim.learning.functions import DataFunction, call_error
 from fedsim.learning.host_copies import to_device, to_host
 from fedsim.learning.learner import Learner
 from fedsim.learning.local_work import LocalWork
@@ -276,9 +276,18 @@ class Learning(Learner):
         version: int,
         constants: Mapping[str, object],
     ) -> Ref:
-        """Compute values from a device's training samples at once, and return their ref."""
+        """Compute values from a device's training samples at once, and return their ref.
+
+        Raises:
+            SimulationError: the function raises an error, or returns no numbers.
+        """
         x, y = self._data.train_samples(self._data.shard(device, version))
-        values = np.asarray(function(x, y, **constants), dtype=np.float32).reshape(-1)
+        try:
+            values = np.asarray(function(x, y, **constants), dtype=np.float32).reshape(-1)
+        except (FedsimError, MemoryError):
+            raise
+        except Exception as error:
+            raise call_error(function, constants, error) from error
         ref = self._name("values", recipe=None, device=device)
         ref.settle(values)
         return ref

@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import SimulationError
+from fedsim.common.errors import (
+    FedsimError,
+    SimulationError,
+    place_of,
+    show_error,
+    show_value,
+)
 from fedsim.common.streams import Streams
 from fedsim.common.training import Places
 
@@ -144,7 +150,7 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
         The result of each call, float32 [d] or [size].
 
     Raises:
-        SimulationError: a result is not of shape [d] or [size].
+        SimulationError: a function raises an error, or a result is not of shape [d] or [size].
     """
     results = []
     for function, models, constants, stream, size in calls:
@@ -152,8 +158,7 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
         if stream is not None:
             arguments["rng"] = stream.streams.generator(*stream.name)
         with np.errstate(all="ignore"):  # no warnings: non-finite inputs show in the result
-            result = np.asarray(function(list(models), **arguments))
-            result = result.astype(np.float32, copy=False)
+            result = _call(function, list(models), arguments)
         shape = models[0].shape if size is None else (size,)
         if result.shape != shape:
             raise SimulationError(
@@ -161,6 +166,43 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
             )
         results.append(result)
     return results
+
+
+def _call(
+    function: Function, arrays: Sequence[AnyArray], arguments: Mapping[str, object]
+) -> NDArray[np.float32]:
+    """Call a function of arrays, and return its result as float32.
+
+    Args:
+        function: the function.
+        arrays: its first argument.
+        arguments: its keyword arguments.
+
+    Raises:
+        SimulationError: the function raises an error, or returns no numbers.
+    """
+    try:
+        return np.asarray(function(arrays, **arguments)).astype(np.float32, copy=False)
+    except (FedsimError, MemoryError):
+        raise
+    except Exception as error:
+        raise call_error(function, arguments, error) from error
+
+
+def call_error(
+    function: Function, arguments: Mapping[str, object], error: Exception
+) -> SimulationError:
+    """Return the error for a function of models or data that has failed.
+
+    Args:
+        function: the function.
+        arguments: its keyword arguments.
+        error: the error that it raised, or that the conversion of its result raised.
+    """
+    constants = "".join(f", {name}={show_value(value)}" for name, value in arguments.items())
+    return SimulationError(
+        f"{_path(function)}(...{constants}) failed{place_of(error)}: {show_error(error)}"
+    )
 
 
 @pure
