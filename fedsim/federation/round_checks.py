@@ -37,6 +37,21 @@ MODELS_IN_WORDS = (
 """Values that ``Strategy.models`` may return, in words."""
 
 
+_MOST_NAME_BYTES = 200  # file systems allow 255, of which an ending and a temporary name need some
+
+
+def is_file_name(name: object) -> bool:
+    """Return whether a value is a name for a file of models: without "/", and neither empty nor long."""
+    if not isinstance(name, str) or not is_text(name) or not name:
+        return False
+    return "/" not in name and "\0" not in name and len(name.encode()) <= _MOST_NAME_BYTES
+
+
+def _is_model_name(name: object) -> bool:
+    """Return whether a value is a name of a model: a file name, or ``family/index``."""
+    return isinstance(name, str) and is_text(name) and is_file_name(name.partition("/")[0])
+
+
 def find_wrong_model(models: Mapping[str, object], devices: int, parameters: int) -> str:
     """Return what is wrong with the first wrong entry of a strategy's models, or "".
 
@@ -47,8 +62,8 @@ def find_wrong_model(models: Mapping[str, object], devices: int, parameters: int
         parameters: count of a model's parameters.
     """
     for name, assigned in models.items():
-        if not is_text(name):
-            return f"the name {show_value(name)}"
+        if not _is_model_name(name):
+            return f"the name {show_value(name)}, by which no file can be written"
         if not isinstance(assigned, tuple) or len(assigned) != 2:
             return f"{show_value(assigned)} for {name!r}"
         model, served = assigned

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from fedsim.common.errors import SimulationError
 from fedsim.common.round_words import ROUND
 from fedsim.federation.unseen import ACCURACY
 from fedsim.records.chain import ROWS_A_BLOCK
@@ -31,6 +32,9 @@ def summarise(
         stopped: why the run ended, as text for the user.
         models_sha256: SHA-256 of the final models; None in a summary of a run that has not ended.
         wall_s: real time of the run (s).
+
+    Raises:
+        SimulationError: ``Strategy.facts`` returns an entry that fedsim itself adds.
     """
     scenario = run.scenario
     accuracies = values_of(recorder, "accuracy")
@@ -65,20 +69,42 @@ def summarise(
     acts = run.processes.acts
     if acts or scenario.world.processes:
         summary["acts"] = dict(sorted(acts.items()))
-    summary.update(run.strategy.facts())
+    last_entries = _last_entries(run, recorder, models_sha256, wall_s)
+    facts = run.strategy.facts()
+    for name in facts:
+        if name in summary or name in last_entries:
+            raise SimulationError(
+                f"{type(run.strategy).__name__}.facts returns {name!r}, an entry of summary.json "
+                "that fedsim itself adds; allowed are other names"
+            )
+    return {**summary, **facts, **last_entries}
+
+
+def _last_entries(
+    run: "Run", recorder: Recorder, models_sha256: str | None, wall_s: float
+) -> dict[str, object]:
+    """Return the entries of the summary that follow those of the strategy.
+
+    Args:
+        run: the run.
+        recorder: the run's recorder.
+        models_sha256: SHA-256 of the final models; None in a summary of a run that has not ended.
+        wall_s: real time of the run (s).
+    """
+    entries: dict[str, object] = {}
     if run.estimates:
-        summary["estimates"] = run.estimates
+        entries["estimates"] = run.estimates
     if run.outside_of_rules:
-        summary["outside_of_rules"] = run.outside_of_rules
-    packages = packages_of(scenario)
+        entries["outside_of_rules"] = run.outside_of_rules
+    packages = packages_of(run.scenario)
     if packages:
-        summary["packages"] = packages
-    summary["events"] = recorder.chain.count
-    summary["events_sha256"] = recorder.chain.hexdigest()
-    summary["events_block"] = ROWS_A_BLOCK
-    summary["models_sha256"] = models_sha256
-    summary["wall_s"] = wall_s
-    return summary
+        entries["packages"] = packages
+    entries["events"] = recorder.chain.count
+    entries["events_sha256"] = recorder.chain.hexdigest()
+    entries["events_block"] = ROWS_A_BLOCK
+    entries["models_sha256"] = models_sha256
+    entries["wall_s"] = wall_s
+    return entries
 
 
 def values_of(recorder: Recorder, column: str) -> list[float]:

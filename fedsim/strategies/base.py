@@ -12,6 +12,16 @@ from fedsim.common.round_words import ROUND
 from fedsim.federation import Carried, Client, Contents, PeerMessage, RunInfo, Server, TaskEnd
 from fedsim.federation.round_checks import MODELS_IN_WORDS, find_wrong_model
 from fedsim.federation.round_result import ModelAssignment
+from fedsim.strategies.hook_checks import (
+    FACTS_IN_WORDS,
+    GROUP_IN_WORDS,
+    GROUPS_IN_WORDS,
+    TENSORS_IN_WORDS,
+    find_wrong_facts,
+    find_wrong_group,
+    find_wrong_groups,
+    find_wrong_tensors,
+)
 from fedsim.strategies.params import StrategyParams
 from fedsim.strategies.parts.keeping import KeepingClient
 from fedsim.strategies.parts.secure import SecureClient
@@ -214,6 +224,7 @@ class Strategy(Generic[P]):
         """
         raise NotImplementedError
 
+    @returns(TENSORS_IN_WORDS, find_wrong_tensors)
     def tensors(self) -> Mapping[str, Mapping[str, AnyArray]]:
         """Return arrays to save at the end of the run, in addition to the models of ``models``.
 
@@ -247,18 +258,21 @@ class Strategy(Generic[P]):
         """
         return None
 
+    @returns(FACTS_IN_WORDS, find_wrong_facts)
     def facts(self) -> dict[str, object]:
         """Return entries about the strategy for ``summary.json``, which are also shown to the user.
 
         Returns:
             Any of ``algorithm``, the name of the algorithm, and ``notes`` and ``warnings``, lists
-            of sentences; by default empty.
+            of sentences; by default empty. An entry of another name is JSON, and no entry that
+            fedsim itself adds.
         """
         return {}
 
     def on_end(self) -> None:
         """Hook at the end of the run, to release threads and files; records are impossible then."""
 
+    @returns(GROUP_IN_WORDS, find_wrong_group)
     def group_of(self, device: int) -> int | None:
         """Return the present group of a device; None if the strategy has no groups.
 
@@ -267,6 +281,7 @@ class Strategy(Generic[P]):
         """
         return None
 
+    @returns(GROUPS_IN_WORDS, find_wrong_groups)
     def groups_of(self, devices: Sequence[int]) -> list[int | None]:
         """Return the present group of each of several devices; None for a device without group.
 
