@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.common.errors import SimulationError
+from fedsim.common.arguments import plain
+from fedsim.common.errors import SimulationError, show_value
 from fedsim.common.former_names import (
     FIELDS_OF_TRAINING,
     FormerKeywords,
@@ -250,12 +251,29 @@ class LocalSteps:
     only_batch: int | None = None
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise SimulationError(f"a training has steps={self.count}; allowed is at least 1 step")
-        if self.only_batch is not None and self.only_batch < 0:
-            raise SimulationError(
-                f"a training has only_batch={self.only_batch}; allowed are batches from 0"
-            )
+        self.count = _check_whole("steps", self.count, 1)
+        if self.only_batch is not None:
+            self.only_batch = _check_whole("only_batch", self.only_batch, 0)
+
+
+def _check_whole(name: str, value: object, least: int) -> int:
+    """Return a count or an index of a training as a number of Python.
+
+    Args:
+        name: name of the number, for the error message.
+        value: the number, which may be of numpy.
+        least: the least number.
+
+    Raises:
+        SimulationError: the value is no whole number, or is less than ``least``.
+    """
+    number = plain(value)
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise SimulationError(
+            f"a training has {name}={show_value(value)}; allowed is a whole number of {least} or "
+            "more"
+        )
+    return number
 
 
 @saved()

@@ -7,11 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+from fedsim.common.errors import show_value
+from fedsim.common.returns import returns
 from fedsim.common.saved import saved
 from fedsim.common.spec import Spec
 from fedsim.common.training import NO_LIMIT, CutBy, Limit, Training
+from fedsim.federation.client_checks import (
+    CONTENTS_IN_WORDS,
+    RESULT_IN_WORDS,
+    STEPS_IN_WORDS,
+    find_wrong_contents,
+    find_wrong_field,
+    find_wrong_result,
+    find_wrong_steps,
+)
 from fedsim.federation.contents import Contents, Header, missing_content
 from fedsim.federation.devices import Device
+from fedsim.federation.previous_result import PreviousResult as PreviousResult
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
 from fedsim.world.steps import TaskStep, Train
@@ -20,22 +32,6 @@ P = TypeVar("P", bound=Spec)
 
 BEST = "best"
 """Value of ``Training.start``: the model of least loss in the task's last ``Evaluate`` step."""
-
-
-@saved()
-@dataclass(frozen=True, slots=True)
-class PreviousResult:
-    """Weighted sum of results of a task's earlier trainings, and of other models.
-
-    A client names it as the start of a later ``Training`` of the same task, or as the anchor of the
-    later training's proximal term. The sum is computed when the earlier trainings are done.
-
-    Attributes:
-        parts: pairs of a model and its coefficient. An int i in place of a model stands for the
-            result of the task's training with index i, from 0.
-    """
-
-    parts: tuple[tuple[Ref | int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +128,16 @@ class Real(NamedTuple):
     arguments: tuple[object, ...]
 
 
+def _find_wrong_real(real: Real | None, *_: object, **__: object) -> str:
+    if real is None:
+        return ""
+    if not callable(real.function):
+        return f"a Real whose function is {show_value(real.function)}"
+    if not isinstance(real.arguments, tuple | list):
+        return f"a Real whose arguments are {show_value(real.arguments)}"
+    return ""
+
+
 class LocalResult(NamedTuple):
     """Outcome of a device's computations for one request of the server: models and counts.
 
@@ -180,6 +186,7 @@ class Client(Generic[P]):
         self.params = params
         self.setting = setting
 
+    @returns("a Real of a function and its arguments, or None", _find_wrong_real)
     def real(self, device: Device, instruction: Instruction) -> Real | None:
         """Return a Python function to run for real before the device's work; by default none.
 
@@ -195,6 +202,7 @@ class Client(Generic[P]):
         """
         return None
 
+    @returns(STEPS_IN_WORDS, find_wrong_steps)
     def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         """Return the steps that the device computes for a message; by default it trains.
 
@@ -208,6 +216,7 @@ class Client(Generic[P]):
         """
         return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 
+    @returns("a Training", find_wrong_field)
     def training(self, device: Device, instruction: Instruction) -> Training:
         """Return the local training that ``work`` does, unless a subclass overrides ``work``.
 
@@ -223,6 +232,7 @@ class Client(Generic[P]):
         """
         return Training(instruction["model"], getattr(self.params, "local_epochs", 1))
 
+    @returns("a Limit", find_wrong_field)
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         """Return the time limit of the training in the default ``work``; by default there is none.
 
@@ -235,6 +245,7 @@ class Client(Generic[P]):
         """
         return NO_LIMIT
 
+    @returns(RESULT_IN_WORDS, find_wrong_result)
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
@@ -252,6 +263,7 @@ class Client(Generic[P]):
         """
         return result
 
+    @returns(CONTENTS_IN_WORDS, find_wrong_contents)
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
@@ -287,6 +299,7 @@ class Client(Generic[P]):
             reply: the contents of the answer, as they were sent.
         """
 
+    @returns(CONTENTS_IN_WORDS, find_wrong_contents)
     def on_shift(self, device: Device) -> Contents | None:
         """Return a message to the server about the device's changed data; by default there is none.
 

@@ -12,7 +12,6 @@ A content is one of:
 A message takes no time if no content has counted bytes.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -173,10 +172,12 @@ def _bytes(name: str, value: Any, sizes: EncodedSizes) -> float:
             return sizes.part_bytes(value.count)
         case Opaque():
             if not is_size(value.bytes):
-                raise _content_error(name, f"Opaque with bytes={show_value(value.bytes)}", _SIZE)
+                raise _content_error(
+                    name, f"Opaque with bytes={show_value(value.bytes)}", SIZE_IN_WORDS
+                )
             return value.bytes
         case Lazy():
-            if not is_whole(value.count) or value.count < 0:
+            if not is_whole(value.count) or not is_size(4 * value.count):
                 count = f"Lazy with count={show_value(value.count)}"
                 raise _content_error(name, count, "a whole number of 0 or more")
             return value.count * _NUMBER_BYTES
@@ -191,12 +192,14 @@ def _bytes(name: str, value: Any, sizes: EncodedSizes) -> float:
     )
 
 
-_SIZE = "a finite number of 0 or more"
+_MOST_BYTES = 1e18  # readers of a run folder take more for damage
+SIZE_IN_WORDS = f"a number from 0 to {_MOST_BYTES:g}"
+"""Sizes of contents of a message (bytes), in words."""
 
 
 def is_size(value: object) -> bool:
-    """Return whether a value is a size (bytes): a finite number of 0 or more."""
-    return is_number(value) and 0 <= cast(float, value) < math.inf
+    """Return whether a value is a size of a content (bytes): a number of 0 or more."""
+    return is_number(value) and 0 <= cast(float, value) <= _MOST_BYTES
 
 
 def is_range(value: object) -> bool:
@@ -212,7 +215,8 @@ def _check_partial(name: str, content: Partial) -> None:
         model = content.rest if isinstance(content.model, Ref) else content.model
         raise _content_error(name, f"Partial of {show_value(model)}", "two models (Ref)", are=True)
     places = content.places
-    if not isinstance(places, list | tuple) or not all(map(is_range, places)):
+    is_list = isinstance(places, list | tuple) and all(map(is_range, places))
+    if not is_list or not is_size(4 * content.count):
         allowed = "a list of ranges (begin, end)"
         raise _content_error(name, f"Partial with places={show_value(places)}", allowed)
 

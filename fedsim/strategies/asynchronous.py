@@ -18,7 +18,7 @@ from fedsim.strategies.params import StrategyParams
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.parts.selection import Random, SelectionSpec
 from fedsim.strategies.state import Entries, PartState, State, new_state
-from fedsim.strategies.updates import AsynchronousUpdate
+from fedsim.strategies.updates import AsynchronousUpdate, samples_of
 
 
 class AsynchronousParams(StrategyParams):
@@ -164,7 +164,7 @@ class Asynchronous(Strategy[A]):
             group=message.group,
             contents=message.contents,
             update=message["update"],
-            samples=message["samples"],
+            samples=samples_of(message),
             start=base,
             base=base,
         )

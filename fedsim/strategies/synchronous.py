@@ -24,7 +24,7 @@ from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_state import SynchronousState as SynchronousState
 from fedsim.strategies.round_timers import RoundTimer
 from fedsim.strategies.state import new_state
-from fedsim.strategies.updates import Update
+from fedsim.strategies.updates import Update, samples_of
 
 # Tolerance (s), because roundings of the clock accumulate: a round that closes at most this much
 # after a time of the schedule counts as closed at that time.
@@ -272,7 +272,7 @@ class Synchronous(Combining[S]):
 
     def _samples(self, message: TaskEnd) -> int:
         """Return the count of samples that the client reports for its update."""
-        return int(message["samples"])
+        return int(samples_of(message))
 
     def _counted_as(self, message: TaskEnd) -> RoundCount:
         """Return the name of the round's count that an ended task increases, such as ``slow``."""

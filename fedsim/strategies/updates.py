@@ -1,12 +1,40 @@
 """Received updates, which strategies store until they are aggregated."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, cast
 
-from fedsim.federation import Contents
+from fedsim.common.errors import SimulationError, show_value
+from fedsim.federation import Contents, TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.state import Entries
+
+_MOST_SAMPLES = 2**63 - 1
+
+
+def samples_of(message: TaskEnd) -> int:
+    """Return the count of samples that a device reports in the content ``samples`` of its answer.
+
+    Args:
+        message: the end of the task with the answer.
+
+    Raises:
+        SimulationError: the answer has no such content, or it is no number of 0 or more.
+    """
+    samples = message["samples"]
+    number = math.nan
+    try:
+        if not isinstance(samples, str | bool):
+            number = float(samples)
+    except (TypeError, ValueError, OverflowError):
+        pass  # NaN is refused below
+    if not 0 <= number <= _MOST_SAMPLES:
+        raise SimulationError(
+            f"the answer of device {message.device} has the content 'samples' "
+            f"{show_value(samples)}; allowed is a count of 0 or more"
+        )
+    return cast(int, samples)
 
 
 @dataclass
