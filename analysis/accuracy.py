@@ -191,13 +191,16 @@ def choose_measures(runs: Iterable[RunFolder]) -> list[str]:
     The first is the accuracy, then follow other metrics; measures that no run has are left out. If
     none is left, the loss is drawn.
     """
-    candidates = {"accuracy": None}
-    rows: list[RecordData] = []
+    metrics = ["accuracy"]
+    rounds: list[RecordData] = []
     for run in runs:
-        rows += run.rounds
-        candidates |= dict.fromkeys(run.summary.get("metrics", {}))
-    names = [name for name in candidates if any(row.get(name) is not None for row in rows)]
-    return names[:3] if names else ["loss"]
+        rounds += run.rounds
+        metrics += run.summary.get("metrics", {})
+    measured = []
+    for metric in dict.fromkeys(metrics):  # without repetitions
+        if any(row.get(metric) is not None for row in rounds):
+            measured.append(metric)
+    return measured[:3] or ["loss"]
 
 
 def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:

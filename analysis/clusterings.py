@@ -98,13 +98,15 @@ def _read_clustering(row: RecordData) -> Clustering:
     data = row["data"]
     devices = np.array(data["devices"], dtype=np.int64)
     groups = np.array(data["groups"], dtype=np.int64)
-    matrix = data.get("similarity")
-    has_similarities = matrix is not None
-    if not has_similarities:
-        matrix = data.get("distance", data.get("distances"))  # PACFL's records have the plural
+    similarities = data.get("similarity")
+    distances = data.get("distance", data.get("distances"))  # PACFL's records have the plural
+    has_similarities = similarities is not None
+    matrix = similarities if has_similarities else distances
     features = data.get("features")
-    number = row["round"]
-    moment = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
+    round_number = row["round"]
+    moment = f"after {show_seconds(row['time'])}"
+    if round_number is not None:
+        moment = f"round {int(round_number)}"
     group_count = counted(len(np.unique(groups)), "group")
     return Clustering(
         title=f"{moment}: {counted(len(devices), 'device')} in {group_count}",

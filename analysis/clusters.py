@@ -74,22 +74,24 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
     reported so far. If a task of a device is lost, the device is left out until it reports again.
     Tiers by latency (``tiers_from``) are skipped, as they do not depend on sizes.
     """
-    by_latency = run.scenario.get("strategy", {}).get("tiers_from") == "latency"
+    tiers_by_latency = run.scenario.get("strategy", {}).get("tiers_from") == "latency"
     table = run.table(DEVICES).select(["device", "samples"])
-    samples = dict(zip(*map(as_list, table.columns), strict=True))
-    reported: dict[int, int] = {}
+    sample_counts = dict(zip(*map(as_list, table.columns), strict=True))
+    reported_sizes: dict[int, int] = {}  # by device; 0 until the device reports again
     groupings = []
     kinds = ("task-end", "split", "cluster", "tiers")
     columns = ("kind", "device", "round", "outcome", "data")
     for kind, device, number, outcome, text in run.events_of(kinds, columns):
-        if kind == "task-end" and outcome == "done" and number is None:
-            reported[device] = samples[device]
-        elif kind == "task-end" and outcome in ("lost", "left", "battery"):
-            reported[device] = 0  # the device is in no grouping until it reports again
+        is_report = kind == "task-end" and number is None and outcome == "done"
+        is_lost = kind == "task-end" and outcome in ("lost", "left", "battery")
+        if is_report:
+            reported_sizes[device] = sample_counts[device]
+        elif is_lost:
+            reported_sizes[device] = 0
         elif kind == "split":
-            reported[device] = max(parse_json(text)["sizes"])
-        elif kind == "cluster" or (kind == "tiers" and not by_latency):
-            sizes = np.array([size for size in reported.values() if size], dtype=np.int64)
+            reported_sizes[device] = max(parse_json(text)["sizes"])
+        elif kind == "cluster" or (kind == "tiers" and not tiers_by_latency):
+            sizes = np.array([size for size in reported_sizes.values() if size], dtype=np.int64)
             groupings.append(_read_grouping(parse_json(text), number or 0, sizes))
     return groupings
 

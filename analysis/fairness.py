@@ -197,31 +197,35 @@ def _draw_groups(panel: Axes, by_group: Sequence[pd.DataFrame], colours: Sequenc
 
 def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock) -> None:
     """Draw Jain's index in the first panel, and waiting times in the others, over the runs."""
+    runs = [line.runs[0] for line in series]
+    word = common_word(run.round_word for run in runs)
     by_round = clock == "round"
-    column = "rounds" if by_round else "simulated_s"
-    end = max(float(line.runs[0].summary[column]) for line in series)
-    word = common_word(line.runs[0].round_word for line in series)
-    unit = style.AxisUnit(0.0, 1.0, f"{word}s")
-    if not by_round:
+    if by_round:
+        end = max(float(run.summary["rounds"]) for run in runs)
+        unit = style.AxisUnit(0.0, 1.0, f"{word}s")
+        label = f"{word}s aggregated"
+    else:
+        end = max(float(run.summary["simulated_s"]) for run in runs)
         unit = style.unit_for(end, style.TIMES)
-    jain, *waiting_panels = panels
+        label = style.time_label(runs, unit.name)
+    jain_panel, *waiting_panels = panels
     titles = {"mean": "mean", "p90": "90th percentile", "longest": "maximum"}
-    for line in series:
+    for line, run in zip(series, runs, strict=True):
         look = palette.line_of(line.number, _WIDTH)
-        waiting = waiting_times(line.runs[0], clock)
-        time, index = jain_over_time(line.runs[0])
-        x = np.arange(1, len(time) + 1) if by_round else time / unit.size
-        jain.plot(x, index, **look)
-        for panel, name in zip(waiting_panels, titles, strict=True):
-            panel.plot(waiting["at"] / unit.size, waiting[name] / unit.size, **look)
-    jain.set(title="Jain's index", ylim=(0, 1.02), ylabel="fairness of selections so far (0 to 1)")
+        times, jain_indices = jain_over_time(run)
+        x = np.arange(1, len(times) + 1) if by_round else times / unit.size
+        jain_panel.plot(x, jain_indices, **look)
+        waiting = waiting_times(run, clock)
+        for panel, statistic in zip(waiting_panels, titles, strict=True):
+            panel.plot(waiting["at"] / unit.size, waiting[statistic] / unit.size, **look)
+    jain_panel.set(
+        title="Jain's index", ylim=(0, 1.02), ylabel="fairness of selections so far (0 to 1)"
+    )
     for panel, title in zip(waiting_panels, titles.values(), strict=True):
         panel.set(title=f"waiting time: {title}", ylim=(0, max(panel.get_ylim()[1], 1 / unit.size)))
+        # the run's age: the waiting time of a device that was never selected
         panel.plot([0, end / unit.size], [0, end / unit.size], scaley=False, zorder=1, **_AGE)
     waiting_panels[0].set_ylabel(f"since the last selection ({unit.name})")
-    label = f"{word}s aggregated"
-    if not by_round:
-        label = style.time_label([line.runs[0] for line in series], unit.name)
     for panel in panels:
         panel.set_xlim(0, end / unit.size)
         panel.set_xlabel(label)

@@ -96,10 +96,10 @@ def mark_rows(
         x: list[float] = []
         y: list[float] = []
         for mark in marks:
-            if mark.kind != kind or mark.device is None or mark.device not in rows:
-                continue
-            if start <= mark.time / unit <= end:
-                x.append(mark.time / unit)
+            time = mark.time / unit
+            is_visible = mark.kind == kind and start <= time <= end
+            if is_visible and mark.device is not None and mark.device in rows:
+                x.append(time)
                 y.append(rows[mark.device])
         handles += draw_marks(panel, x, y, kind, size)
     return handles
@@ -148,15 +148,23 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
         **look,
         **effects,
     )
-    label = _LABELS.get(kind, f"{kind} at this instant")
-    legend_size = 6.5
-    legend_width = 1.0
+    return [_legend_entry(kind, shape, look)]
+
+
+def _legend_entry(kind: str, shape: str | int, look: palette.Look) -> Line2D:
+    """Return the legend's entry of the marks of a kind.
+
+    Args:
+        kind: kind of the marks.
+        shape: shape of the marks, as matplotlib names it.
+        look: look of the marks, which sizes and widths do not belong to.
+    """
+    size = 6.5
+    width = 1.0
     if shape == "|":
-        legend_size = 10.0
-        legend_width = 1.5
+        size = 10.0
+        width = 1.5
     if kind == "noticed":
-        legend_size = 4.0
-    entry = Line2D(
-        [], [], label=label, markersize=legend_size, markeredgewidth=legend_width, **look
-    )
-    return [entry]
+        size = 4.0
+    label = _LABELS.get(kind, f"{kind} at this instant")
+    return Line2D([], [], label=label, markersize=size, markeredgewidth=width, **look)

@@ -188,11 +188,11 @@ class _RoundLane:
                 if "part" in step.data:
                     self.part, _, self.part_samples = step.data["part"]
             case "upload":
-                self.sends = start
+                self.sends = start  # the upload's begin
                 if has_ended and step.outcome == "done":
                     self.answered = end
                 elif has_ended:
-                    self.cut = end
+                    self.cut = end  # the upload broke off
 
 
 def _read_lane(
@@ -370,13 +370,8 @@ def _write_count(
 
 def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
     """Draw the downloads, an unfinished epoch, the queue and the upload of each task as bars."""
-    downloads: list[tuple[float, float, int]] = []
-    for lane, spans in zip(rows["lane"], rows["downloads"], strict=True):
-        downloads += [(start, end, lane) for start, end in spans]
-    if downloads:
-        starts, stops, lanes = np.array(downloads, dtype=float).T
-        look: palette.Look = {"facecolor": palette.STEPS["download"], "gid": "download"}
-        style.draw_bars(panel, starts / unit, stops / unit, lanes, _MESSAGE, **look)
+    _draw_downloads(panel, rows, unit)
+    # ends of the queue and of an unfinished epoch; NaN for a task without one
     rows = rows.assign(
         queued=rows["sends"].where(rows["answered"].notna()),
         unfinished=rows["train_end"].where(~rows["prepares"]),
@@ -399,11 +394,22 @@ def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
         ("sends", "cut", _CUT_MESSAGE, cut),
     )
     for start, end, half_height, look in phases:
-        drawn = rows[rows[end] > rows[start]]
+        drawn = rows[rows[end] > rows[start]]  # False for NaN
         if len(drawn):
             starts = drawn[start] / unit
             ends = drawn[end] / unit
             style.draw_bars(panel, starts, ends, drawn["lane"], half_height, **look)
+
+
+def _draw_downloads(panel: Axes, rows: pd.DataFrame, unit: float) -> None:
+    """Draw the downloads of tasks as bars; a task may have several."""
+    downloads: list[tuple[float, float, int]] = []  # start (s), end (s), lane
+    for lane, spans in zip(rows["lane"], rows["downloads"], strict=True):
+        downloads += [(start, end, lane) for start, end in spans]
+    if downloads:
+        starts, stops, lanes = np.array(downloads, dtype=float).T
+        look: palette.Look = {"facecolor": palette.STEPS["download"], "gid": "download"}
+        style.draw_bars(panel, starts / unit, stops / unit, lanes, _MESSAGE, **look)
 
 
 def _draw_pre_trainings(panel: Axes, rows: pd.DataFrame, unit: float) -> None:

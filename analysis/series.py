@@ -75,13 +75,13 @@ def _name_series(groups: Sequence[Sequence[RunFolder]]) -> list[str]:
 def _folder_names(groups: Sequence[Sequence[RunFolder]]) -> list[str]:
     """Return a distinct name per group of runs, of the folder of the group or of its first run."""
     parents_of_groups = [{run.path.resolve().parent for run in group} for group in groups]
-    owners = Counter(parent for parents in parents_of_groups for parent in parents)
+    group_counts = Counter(parent for parents in parents_of_groups for parent in parents)
     folders = []
     for group, parents in zip(groups, parents_of_groups, strict=True):
         folder = group[0].path
         if len(group) > 1 and len(parents) == 1:
             (parent,) = parents
-            if owners[parent] == 1:
+            if group_counts[parent] == 1:  # the folder has no runs of other groups
                 folder = parent
         folders.append(folder)
     return [shorten(name) for name in distinct_names(folders)]

@@ -144,12 +144,19 @@ class LivePage:
                 self._changed.notify_all()
 
     def _stream(self, send: Callable[[str], None]) -> None:
+        """Send the page's state after each change, or a heartbeat if nothing changes for long.
+
+        Args:
+            send: sends a text.
+        """
         last_sent = -1  # number of the change whose state was sent last
         while True:
             self._wait_for_change(last_sent)
+            # read before the state: a change or an end in between is sent in the next pass
             newest = self._change_count
             has_ended = self._has_ended
-            message = ": still there\n\n"
+            heartbeat = ": still there\n\n"  # a comment of the protocol, which browsers ignore
+            message = heartbeat
             if newest != last_sent:
                 message = f"data: {json.dumps(self._state)}\n\n"
             send(message)

@@ -346,8 +346,11 @@ def thinning_step(count: int, most: int) -> int:
         most: greatest count of entries to draw or label.
     """
     exact_step = max(count / most, 1.0)
-    power = 10 ** math.floor(math.log10(exact_step))
-    return next(int(digit * power) for digit in (1, 2, 5, 10) if digit * power >= exact_step)
+    power: int = 10 ** math.floor(math.log10(exact_step))  # at most ``exact_step``
+    for digit in (1, 2, 5):
+        if digit * power >= exact_step:
+            return digit * power
+    return 10 * power
 
 
 def headline(runs: Sequence[RunFolder]) -> str:

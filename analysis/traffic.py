@@ -258,16 +258,16 @@ def draw_purposes_compared(
     """
     if series is None:
         series = group_by_scenario(runs)
-    tables = []
+    tables = []  # bytes of each series: a row per seed, a column per purpose
     for line in series:
         rows = [run.summary["bytes"]["by_purpose"] for run in line.runs]
         tables.append(pd.DataFrame(rows, dtype=float).fillna(0.0))
-    most = max(float(seeds.sum(axis=1).max()) for seeds in tables)
+    most = max(float(sizes.sum(axis=1).max()) for sizes in tables)
     if not most:
         raise style.NothingToDrawError(
             "none of these runs moved any bytes, so there is no traffic to draw"
         )
-    colours = _choose_purpose_colours(pd.DataFrame([seeds.mean() for seeds in tables]))
+    colours = _choose_purpose_colours(pd.DataFrame([sizes.mean() for sizes in tables]))
     unit = style.unit_for(most, style.BYTES)
     in_paper = [purpose for purpose in colours if purpose not in NOT_IN_PAPER]
     views = {"everything that moved (strict)": list(colours)}
@@ -279,10 +279,10 @@ def draw_purposes_compared(
     for panel, (title, purposes) in zip(panels, views.items(), strict=True):
         if len(views) > 1:
             panel.set_title(title, fontsize=11)
-        for row, seeds in enumerate(tables):
-            sizes = seeds.reindex(columns=purposes, fill_value=0.0)
-            text = show_bytes(float(sizes.mean().sum()))
-            draw_mean_bar(panel, row, sizes / unit.size, looks, text)
+        for row, sizes in enumerate(tables):
+            sizes_in_view = sizes.reindex(columns=purposes, fill_value=0.0)
+            text = show_bytes(float(sizes_in_view.mean().sum()))
+            draw_mean_bar(panel, row, sizes_in_view / unit.size, looks, text)
         panel.set_xlabel(f"moved in total ({unit.name})")
         panel.set_xlim(0, most / unit.size * 1.22)  # room for text beside the bars
         end_axis_at(panel, most / unit.size)
@@ -303,11 +303,12 @@ def _purpose_legend(
     handles: list[Artist] = []
     for purpose, colour in colours.items():
         label = style.shorten(purpose, 24)
-        largest = max(float(seeds[purpose].max()) for seeds in tables if purpose in seeds)
+        largest = max(float(sizes[purpose].max()) for sizes in tables if purpose in sizes)
         if largest / most < _LEAST_SEEN:
             label += " (too little to be seen)"
         handles.append(Patch(facecolor=colour, label=label))
-    if any(len(seeds) > 1 for seeds in tables):
+    has_seeds = any(len(sizes) > 1 for sizes in tables)
+    if has_seeds:
         handles.append(whisker_entry())
     return handles
 

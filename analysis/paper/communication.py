@@ -223,17 +223,17 @@ def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Targ
 def _bytes_of(run: RunFolder, target: Target) -> BytesToTarget:
     """Return the bytes that a run moved until the end of the round that reached the target."""
     seed = int(run.summary["seed"])
-    rounds = costs_until_target(run.rounds, target, run.summary)["rounds"]
-    if rounds is None:
+    round_count = costs_until_target(run.rounds, target, run.summary)["rounds"]
+    if round_count is None:  # the run missed the target
         return BytesToTarget(seed, parts=None, round=None)
-    number = int(rounds) - 1
-    parts = dict.fromkeys(DIRECTIONS, 0.0)
+    target_round = int(round_count) - 1  # rounds are numbered from 0
+    size_by_direction = dict.fromkeys(DIRECTIONS, 0.0)
     for row in run.rounds:
-        for name in DIRECTIONS:
-            parts[name] += float(row[f"bytes_{name}"] or 0.0)
-        if row["round"] == number:
+        for direction in DIRECTIONS:
+            size_by_direction[direction] += float(row[f"bytes_{direction}"] or 0.0)
+        if row["round"] == target_round:
             break
-    return BytesToTarget(seed, parts, number)
+    return BytesToTarget(seed, size_by_direction, target_round)
 
 
 @styled
@@ -349,16 +349,16 @@ def _draw_bars(panel: Axes, cost: Communication) -> None:
     unit = style.unit_for(max(totals), style.BYTES)
     for row, line in enumerate(cost.lines):
         length = _draw_bar(panel, row, line.means, unit.size)
-        of_seeds = [run.total / unit.size for run in line.runs if run.total is not None]
-        if len(line.runs) > 1 and of_seeds:  # the layout fails if a line has no points
-            panel.plot(of_seeds, [row] * len(of_seeds), gid="seeds", clip_on=False, **_SEED)
+        dots = [run.total / unit.size for run in line.runs if run.total is not None]
+        if len(line.runs) > 1 and dots:  # the layout fails if a line has no points
+            panel.plot(dots, [row] * len(dots), gid="seeds", clip_on=False, **_SEED)
         words = f"{length:.3g}" if line.means else ""
         if line.has_missed:
             missed = sum(run.parts is None for run in line.runs)
             words = f"{words} ({missed} of {len(line.runs)} missed)".strip()
         panel.annotate(
             words,
-            (max([length, *of_seeds]), row),
+            (max([length, *dots]), row),
             (4, 0),
             textcoords="offset points",
             va="center",

@@ -74,30 +74,41 @@ def _select(descriptions: Sequence[Mapping[str, str]], only: Sequence[str]) -> l
     Raises:
         PictureError: a text names no line, or no line fits all texts.
     """
-    values_by_key: dict[str, set[str]] = {}
+    requested_values: dict[str, set[str]] = {}  # by key
     for text in only:
-        key, separator, value = text.partition("=")
-        if not separator:
-            key = VARIANT
-            value = text
-        allowed = [*dict.fromkeys(entry[key] for entry in descriptions if key in entry)]
-        if separator and not allowed:
-            keys = [*dict.fromkeys(name for entry in descriptions for name in entry)]
-            raise style.PictureError(
-                f"--only names {key!r}; allowed are {', '.join(keys)}{nearest(key, keys)}"
-            )
-        if value not in allowed:
-            raise style.PictureError(
-                f"--only is {text!r}; allowed are {', '.join(allowed)}{nearest(value, allowed)}"
-            )
-        values_by_key.setdefault(key, set()).add(value)
-    numbers = []
-    for number, description in enumerate(descriptions):
-        if all(description.get(key) in values for key, values in values_by_key.items()):
-            numbers.append(number)
-    if not numbers:
+        key, value = _split_selection(text, descriptions)
+        requested_values.setdefault(key, set()).add(value)
+    line_indices = []
+    for line_index, description in enumerate(descriptions):
+        if all(description.get(key) in values for key, values in requested_values.items()):
+            line_indices.append(line_index)
+    if not line_indices:
         raise style.PictureError(f"--only {' --only '.join(only)} leaves no line to draw")
-    return numbers
+    return line_indices
+
+
+def _split_selection(text: str, descriptions: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+    """Split a text ``KEY=VALUE`` of ``--only``; a text without ``=`` is the name of a variant.
+
+    Raises:
+        PictureError: no line has this key, or this value of the key.
+    """
+    key, has_key, value = text.partition("=")
+    if not has_key:
+        key = VARIANT
+        value = text
+    allowed_values = dict.fromkeys(line[key] for line in descriptions if key in line)
+    if has_key and not allowed_values:
+        keys = dict.fromkeys(key for line in descriptions for key in line)
+        raise style.PictureError(
+            f"--only names {key!r}; allowed are {', '.join(keys)}{nearest(key, keys)}"
+        )
+    if value not in allowed_values:
+        raise style.PictureError(
+            f"--only is {text!r}; allowed are {', '.join(allowed_values)}"
+            f"{nearest(value, allowed_values)}"
+        )
+    return key, value
 
 
 def declared_targets(paths: Sequence[Path]) -> list[Target]:

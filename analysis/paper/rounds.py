@@ -104,13 +104,9 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
     for number in selection.reasons:
         tasks = selection.attempts[selection.attempts["round"] == number]
         by_round[number] = assign_lanes(tasks)
-    counts = {number: int(tasks["lane"].max()) + 1 for number, tasks in by_round.items()}
+    client_counts = {number: int(tasks["lane"].max()) + 1 for number, tasks in by_round.items()}
     columns = columns_for(width, len(by_round))
-    lanes_shown = [min(_MOST_LANES, counts[number]) for number in selection.reasons]
-    # the panels of a row are as high as the highest of them
-    lanes_of_rows = []
-    for first in range(0, len(by_round), columns):
-        lanes_of_rows.append(max(lanes_shown[first : first + columns]))
+    lanes_of_rows = _lanes_of_rows([*client_counts.values()], columns)
     rows = len(lanes_of_rows)
     height = _FRAME_IN + rows * _TITLE_IN + sum(lanes_of_rows) * _LANE_IN
     figure = Figure(figsize=(width, height))
@@ -141,10 +137,24 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
         handle.set_label(label)
     add_legend(figure, handles)
     notes = []
-    for number, count in counts.items():
+    for number, count in client_counts.items():
         if count > _MOST_LANES:
             notes.append(f"of {count} clients in round {number}, {_MOST_LANES} are drawn")
     return PaperFigure(figure, _numbers(selection.attempts), tuple(notes))
+
+
+def _lanes_of_rows(client_counts: Sequence[int], columns: int) -> list[int]:
+    """Return the count of lanes for which each row of panels has room: that of its highest panel.
+
+    Args:
+        client_counts: count of clients of each panel, row by row.
+        columns: count of panels in a row.
+    """
+    lanes_of_rows = []
+    for first in range(0, len(client_counts), columns):
+        most_clients = max(client_counts[first : first + columns])
+        lanes_of_rows.append(min(_MOST_LANES, most_clients))
+    return lanes_of_rows
 
 
 def _title(number: int, reason: str, tasks: pd.DataFrame) -> str:
@@ -163,8 +173,8 @@ def _numbers(attempts: pd.DataFrame) -> list[NumberRow]:
         row: NumberRow = {}
         for name in _NUMBERS:
             value = task[name]
-            is_nan = value != value
-            row[name] = None if is_nan else value
+            is_missing = value != value  # only NaN differs from itself
+            row[name] = None if is_missing else value
         row["epoch_ends"] = " ".join(map(repr, task["epoch_ends"]))
         row["downloads"] = " ".join(f"{start!r}-{end!r}" for start, end in task["downloads"])
         rows.append(row)

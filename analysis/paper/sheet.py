@@ -167,14 +167,14 @@ def read_width(text: str) -> float:
     Raises:
         PictureError: the text is no width, or a width that no page has.
     """
-    match = _WIDTH.fullmatch(text)
     hint = ""
-    if match is not None and match[2] not in UNITS:
-        hint = nearest(match[2], UNITS)
-    if match is not None and match[2] in UNITS:
-        width = float(match[1]) * UNITS[match[2]]
-        if LEAST_IN <= width <= MOST_IN:
-            return width
+    match = _WIDTH.fullmatch(text)
+    if match is not None:
+        unit = match[2]
+        if unit not in UNITS:
+            hint = nearest(unit, UNITS)
+        elif LEAST_IN <= float(match[1]) * UNITS[unit] <= MOST_IN:
+            return float(match[1]) * UNITS[unit]
     raise style.PictureError(
         f"--width is {text!r}; allowed are {LEAST_IN:g} in to {MOST_IN:g} in, as a number and a "
         f"unit out of {', '.join(UNITS)}, such as 3.5in{hint}"
@@ -209,19 +209,20 @@ def panel_stacks(
         columns: count of stacks in a row.
         heights: relative heights of the panels of a stack, from the top.
     """
-    rows = math.ceil(count / columns)
-    size = len(heights)
+    rows = math.ceil(count / columns)  # of stacks
+    panel_count = len(heights)  # of a stack
     grid = figure.subplots(
-        rows * size, columns, sharex=True, squeeze=False, height_ratios=[*heights] * rows
+        rows * panel_count, columns, sharex=True, squeeze=False, height_ratios=[*heights] * rows
     )
     stacks = []
-    for number in range(rows * columns):
-        row, column = divmod(number, columns)
-        top = row * size
-        panels: list[Axes] = [*grid[top : top + size, column]]
-        if number < count:
-            stacks.append(PanelStack(panels, number >= count - columns))
-        else:
+    for stack_index in range(rows * columns):
+        row, column = divmod(stack_index, columns)
+        top = row * panel_count
+        panels: list[Axes] = [*grid[top : top + panel_count, column]]
+        if stack_index < count:
+            is_lowest = stack_index >= count - columns
+            stacks.append(PanelStack(panels, is_lowest))
+        else:  # a place of the last row that no stack needs
             for panel in panels:
                 panel.set_visible(False)
     return stacks

@@ -178,10 +178,10 @@ class WaitingLine:
         for rank, spread in enumerate(self.ranks, start=1):
             rows.append(spread.row(self.name, "share_of_waiting") | {"rank": rank})
         rows.append(self.rest.row(self.name, "share_of_waiting") | {"rank": "rest"})
-        for run, devices in enumerate(self.awaited):
-            for rank, entry in enumerate(devices[:_MOST_RANKS], start=1):
-                row = Spread.of([entry.share]).row(self.name, "device")
-                rows.append(row | {"rank": rank, "run": run, "device": entry.device})
+        for run_index, devices in enumerate(self.awaited):
+            for rank, awaited in enumerate(devices[:_MOST_RANKS], start=1):
+                row = Spread.of([awaited.share]).row(self.name, "device")
+                rows.append(row | {"rank": rank, "run": run_index, "device": awaited.device})
         return rows
 
 
@@ -320,19 +320,18 @@ def _mean(seeds: Sequence[Sequence[RoundWait]], name: str) -> Spread:
 
 def _rank_devices(waits: Sequence[RoundWait]) -> tuple[Awaited, ...]:
     """Return the devices for which rounds waited, the most awaited first."""
-    seconds: defaultdict[int, float] = defaultdict(float)
-    rounds: defaultdict[int, int] = defaultdict(int)
+    waited_s: defaultdict[int, float] = defaultdict(float)  # by device
+    round_counts: defaultdict[int, int] = defaultdict(int)
     for wait in waits:
-        for device in wait.devices:
-            seconds[device] += wait.waited_s / len(wait.devices)
-            rounds[device] += 1
-    total = sum(seconds.values())
-    order = sorted(seconds, key=lambda device: (-seconds[device], device))
-    entries = []
-    for device in order:
-        share = seconds[device] / total if total else 0.0
-        entries.append(Awaited(device, rounds[device], share))
-    return tuple(entries)
+        for device in wait.devices:  # several devices of a wait share its time
+            waited_s[device] += wait.waited_s / len(wait.devices)
+            round_counts[device] += 1
+    total_s = sum(waited_s.values())
+    ranked = []
+    for device in sorted(waited_s, key=lambda device: (-waited_s[device], device)):
+        share = waited_s[device] / total_s if total_s else 0.0
+        ranked.append(Awaited(device, round_counts[device], share))
+    return tuple(ranked)
 
 
 @styled
@@ -404,22 +403,23 @@ def _draw_rounds(panel: Axes, line: WaitingLine, unit_s: float) -> None:
     """
     edges = [point.first - 0.5 for point in line.points]
     edges.append(line.points[-1].last + 0.5)
-    base = np.zeros(len(line.points))  # top of the areas so far
     half = SpreadCurve.of([*map(attrgetter("half_s"), line.points)], unit_s).mean
     top = SpreadCurve.of([*map(attrgetter("others_s"), line.points)], unit_s).mean
     # ID in the SVG, upper edge and look of each area, the lowest area first
-    layers: list[tuple[str, Floats, palette.Look]] = [
+    areas: list[tuple[str, Floats, palette.Look]] = [
         ("half", half, _EARLY),
         ("others", top, _MOST_DONE),
     ]
     for outcome, look in _WAITED.items():
-        top = top + SpreadCurve.of([point.waited_s[outcome] for point in line.points], unit_s).mean
-        layers.append((f"waited-{outcome}", top, look))
-    for gid, upper, look in layers:
-        if (upper > base).any():
-            panel.stairs(upper, edges, baseline=base, fill=True, linewidth=0, gid=gid, **look)
+        waited = SpreadCurve.of([point.waited_s[outcome] for point in line.points], unit_s).mean
+        top = top + waited
+        areas.append((f"waited-{outcome}", top, look))
+    lower = np.zeros(len(line.points))
+    for gid, upper, look in areas:
+        if (upper > lower).any():
+            panel.stairs(upper, edges, baseline=lower, fill=True, linewidth=0, gid=gid, **look)
             panel.stairs(upper, edges, baseline=None, color="white", linewidth=0.6)
-        base = np.maximum(base, upper)
+        lower = np.maximum(lower, upper)
     if line.seeds > 1:
         ends = SpreadCurve.of([*map(attrgetter("end_s"), line.points)], unit_s)
         middles = (np.array(edges[1:]) + edges[:-1]) / 2

@@ -156,27 +156,37 @@ def _figure(
         "lines": lines,
         "figure": "test accuracy (0 to 1)" if metric == "accuracy" else f"test {metric}",
     }
-    options = [el("option", axis.label, value=index) for index, axis in enumerate(axes)]
-    choices = [("all", len(lines)), ("none", 0)]  # text of a button, and count of lines it shows
-    if len(lines) > AT_ONCE:
-        choices.insert(0, (f"the best {AT_ONCE}", AT_ONCE))
-    buttons = [el("button", text, type="button", data_show=most) for text, most in choices]
-    box = el("input", type="checkbox", name="smooth", checked=is_noisy)
-    against = el("label", "against ", el("select", *options))
-    toolbar = el("div", against, *buttons, el("label", box, " smoothed"), class_="toolbar")
-    entries = [el("li", _button(index, line)) for index, line in enumerate(lines)]
+    key_entries = [el("li", _button(index, line)) for index, line in enumerate(lines)]
     hint = _HINT
     if any(len(line.runs) > 1 for line in series):
         hint = _SEEDS + hint
     label = f"{metric.capitalize()} of {counted(len(lines), 'line')}. {hint}"
     return join(
-        toolbar,
-        el("ul", *entries, class_="key"),
+        _toolbar(axes, len(lines), is_noisy=is_noisy),
+        el("ul", *key_entries, class_="key"),
         el("div", class_="plotted", role="img", aria_label=label),
         el("output", class_="said"),
         el("figcaption", f"{hint} {_SMOOTH}"),
         data_block("chart-data", {"header": header, "packed": pack(columns)}),
     )
+
+
+def _toolbar(axes: Sequence[CurveAxis], line_count: int, *, is_noisy: bool) -> Markup:
+    """Return the chart's controls: the choice of the axis and of lines, and smoothing.
+
+    Args:
+        axes: the horizontal axes from which the reader chooses.
+        line_count: count of lines of the chart.
+        is_noisy: whether the lines are smoothed at first.
+    """
+    options = [el("option", axis.label, value=index) for index, axis in enumerate(axes)]
+    against = el("label", "against ", el("select", *options))
+    choices = [("all", line_count), ("none", 0)]  # text of a button, and count of lines it shows
+    if line_count > AT_ONCE:
+        choices.insert(0, (f"the best {AT_ONCE}", AT_ONCE))
+    buttons = [el("button", text, type="button", data_show=most) for text, most in choices]
+    box = el("input", type="checkbox", name="smooth", checked=is_noisy)
+    return el("div", against, *buttons, el("label", box, " smoothed"), class_="toolbar")
 
 
 def _table(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,13 +145,15 @@ def _choose_runs(
 
     They are the first run of each line in ``order``, then the second run of each line, and so on.
     """
+    most_runs = max((len(lines[line_index].runs) for line_index in order), default=0)
     selection = []
-    for runs in zip_longest(*(lines[index].runs for index in order)):
-        for run, index in zip(runs, order, strict=True):
-            if run is None:  # the line has fewer runs than others
+    for run_index in range(most_runs):
+        for line_index in order:
+            line = lines[line_index]
+            if run_index >= len(line.runs):  # the line has fewer runs than others
                 continue
-            line = lines[index]
-            name = names[index]
+            run = line.runs[run_index]
+            name = names[line_index]
             if line.study:
                 name = f"{name}, seed {run.summary['seed']}"
             selection.append(DetailedRun(run, plain(name, 80), line))

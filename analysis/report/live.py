@@ -41,20 +41,18 @@ def read_live(paths: Sequence[Path]) -> LiveReport:
     """
     planned = progress.read_progress(paths)
     section = progress.section(planned)
-    says = [progress.in_words(planned)] if planned else []
+    state = progress.in_words(planned) if planned else ""  # of the studies' runs
     try:
         subject = gather(paths)
-    except NothingDoneError:
+    except NothingDoneError:  # only studies, of which no run is done
         name = f"Live: {title([path for path in paths if is_study(path)], ())}"
-        return LiveReport(build_progress(name, section), name, says[0], is_over=False)
+        return LiveReport(build_progress(name, section), name, state, is_over=False)
     is_over = progress.is_over(planned)
     for run in subject.runs:
         is_over = is_over and run.summary["status"] != "running"
-    if not planned:
-        says.append(_state_of(subject.runs))
     name = subject.title if is_over else f"Live: {subject.title}"
     page = build(subject, live=not is_over, progress=section)
-    return LiveReport(page, name, "; ".join(says), is_over)
+    return LiveReport(page, name, state or _state_of(subject.runs), is_over)
 
 
 def _state_of(runs: Sequence[RunFolder]) -> str:

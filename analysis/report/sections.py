@@ -69,8 +69,9 @@ def _scenario_in_short(scenario: Tables) -> str:
     values = {}
     for name, value in flatten(scenario).items():
         is_important = name.endswith(".kind") or name.startswith(_IMPORTANT_KEYS)
-        is_usual = value == "constant" or (name == "stop.min_delta" and not value)
-        if is_important and not is_usual:
+        # a kind or value without an effect is not worth its place in a short text
+        has_no_effect = value == "constant" or (name == "stop.min_delta" and not value)
+        if is_important and not has_no_effect:
             values[name.removesuffix(".kind")] = value
     processes = scenario.get("world", {}).get("processes", ())
     if processes:
@@ -122,12 +123,12 @@ def _ended_early(lines: Sequence[ComparedLine]) -> str:
 def _unfinished(subject: Subject) -> Iterator[Markup]:
     """Yield a remark that names the shown runs that are not done; nothing if there are none."""
     names = []
-    for entry in subject.detailed:
-        if not entry.run.is_done:
-            names.append(f"{entry.name} ({plain(entry.run.summary['status'], 30)})")
-    count = sum(not run.is_done for run in subject.runs)
-    if count > len(names):
-        names.append(f"{count - len(names)} more")
+    for detailed in subject.detailed:
+        if not detailed.run.is_done:
+            names.append(f"{detailed.name} ({plain(detailed.run.summary['status'], 30)})")
+    undone_count = sum(not run.is_done for run in subject.runs)
+    if undone_count > len(names):  # runs that are not shown in detail have no name here
+        names.append(f"{undone_count - len(names)} more")
     if names:
         text = f"Not done: {', '.join(names)}. The figures of such a run are those so far."
         yield el("p", text, class_="soft")
@@ -172,20 +173,20 @@ def _draw_compared_runs(subject: Subject) -> list[Markup]:
 
 def _compare_scenarios(subject: Subject) -> Markup:
     """Return a folded part: the first variant's scenario, and the keys in which variants differ."""
-    first_of_line: dict[int, DetailedRun] = {}
-    for entry in subject.detailed:
-        first_of_line.setdefault(id(entry.line), entry)
-    entries = [first_of_line[id(line)] for line in subject.lines if id(line) in first_of_line]
-    runs = [entry.run for entry in entries]
-    differences = tables.compare_scenarios(runs, [entry.name for entry in entries])
+    examples = []  # the first detailed run of each line that has one
+    for line in subject.lines:
+        runs_of_line = [detailed for detailed in subject.detailed if detailed.line is line]
+        examples += runs_of_line[:1]
+    runs = [example.run for example in examples]
+    differences = tables.compare_scenarios(runs, [example.name for example in examples])
     text = "All runs have this scenario, with seeds of their own."
     about = "its kinds and sizes, and the file with every default"
     if differences:
-        text = f"The scenario of {entries[0].name}."
+        text = f"The scenario of {examples[0].name}."
         about = "of one line, and the keys in which the lines differ"
     content = [el("p", text, class_="soft"), *_scenario(runs[0]), differences]
     line_count = sum(bool(line.runs) for line in subject.lines)
-    if differences and len(entries) < line_count:
-        text = f"The scenarios of {len(entries)} of {line_count} lines are compared."
-        content.append(el("p", text, class_="soft"))
+    if differences and len(examples) < line_count:
+        remark = f"The scenarios of {len(examples)} of {line_count} lines are compared."
+        content.append(el("p", remark, class_="soft"))
     return fold("Scenario", *content, anchor="scenario", about=about)

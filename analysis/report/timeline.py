@@ -224,7 +224,7 @@ class _ColumnsOfLanes:
         kinds = [numbers_of_kinds[step.kind] for step in steps]
         outcomes = [_OUTCOME_CODES[step.task_outcome] for step in steps]
         columns: Columns = {
-            "first": first_positions.astype(np.uint32),
+            "first": first_positions.astype(np.uint32),  # position of each lane's first step
             "gap": (start - previous(end)).astype(np.int32),
             "length": (end - start).astype(np.uint32),
             "step": np.array(kinds, dtype=np.uint16),
@@ -244,18 +244,18 @@ class _ColumnsOfLanes:
         return columns
 
     def _rounds(self) -> Columns:
-        rounds = self.activities.rounds
-        accuracies = {row["round"]: row["accuracy"] for row in self.run.rounds}
-        deadlines = np.zeros(len(rounds))
-        for index, entry in enumerate(rounds):
-            if entry.reached_deadline is not None:
-                deadlines[index] = entry.reached_deadline
-        accuracy = [accuracies.get(entry.number) for entry in rounds]
+        periods = self.activities.rounds
+        accuracy_of_round = {row["round"]: row["accuracy"] for row in self.run.rounds}
+        deadlines = np.zeros(len(periods))  # 0 for a round that reached no deadline
+        for index, period in enumerate(periods):
+            if period.reached_deadline is not None:
+                deadlines[index] = period.reached_deadline
+        accuracies = [accuracy_of_round.get(period.number) for period in periods]
         return {
-            "round_number": np.array([entry.number for entry in rounds], dtype=np.uint32),
-            "round_end": self._ticks([entry.end for entry in rounds]),
+            "round_number": np.array([period.number for period in periods], dtype=np.uint32),
+            "round_end": self._ticks([period.end for period in periods]),
             "round_deadline": self._ticks(deadlines),
-            "round_accuracy": np.array(accuracy, dtype=np.float32),  # None becomes NaN
+            "round_accuracy": np.array(accuracies, dtype=np.float32),  # None becomes NaN
         }
 
     def _critical_path(self) -> Columns:
@@ -289,19 +289,18 @@ class _ColumnsOfLanes:
 
     def _marks(self) -> Columns:
         """Return lane, time and kind of each mark, such as a move or a split of a device's data."""
-        rows: list[tuple[int, float, int]] = []
+        marks: list[tuple[int, float, int]] = []  # lane, time (s), and index of the kind
         for mark in self.activities.marks:
-            if mark.kind not in MARKS or mark.device is None or mark.device not in self.lanes:
-                continue
-            rows.append((self.lanes[mark.device], mark.time, MARKED.index(mark.kind)))
+            if mark.kind in MARKS and mark.device is not None and mark.device in self.lanes:
+                marks.append((self.lanes[mark.device], mark.time, MARKED.index(mark.kind)))
         for attempt in self.attempts.all:
             if attempt.splits and attempt.device in self.lanes:
-                rows.append((self.lanes[attempt.device], attempt.end, MARKED.index("split")))
-        rows.sort()
+                marks.append((self.lanes[attempt.device], attempt.end, MARKED.index("split")))
+        marks.sort()
         return {
-            "mark_lane": np.array([lane for lane, _, _ in rows], dtype=np.uint32),
-            "mark_time": self._ticks([time for _, time, _ in rows]),
-            "mark_kind": np.array([kind for _, _, kind in rows], dtype=np.uint8),
+            "mark_lane": np.array([lane for lane, _, _ in marks], dtype=np.uint32),
+            "mark_time": self._ticks([time for _, time, _ in marks]),
+            "mark_kind": np.array([kind for _, _, kind in marks], dtype=np.uint8),
         }
 
     def _limits(self) -> Columns:
@@ -309,16 +308,17 @@ class _ColumnsOfLanes:
 
         Limits that end after the run are left out.
         """
-        rows: list[tuple[int, float]] = []
+        limits: list[tuple[int, float]] = []  # lane, and end (s)
         for attempt in self.attempts.all:
-            if attempt.limit is None or attempt.device not in self.lanes:
+            limit = attempt.limit
+            if limit is None or limit > self.history.end:
                 continue
-            if attempt.limit <= self.history.end:
-                rows.append((self.lanes[attempt.device], attempt.limit))
-        rows.sort()
+            if attempt.device in self.lanes:
+                limits.append((self.lanes[attempt.device], limit))
+        limits.sort()
         return {
-            "limit_lane": np.array([lane for lane, _ in rows], dtype=np.uint32),
-            "limit_time": self._ticks([time for _, time in rows]),
+            "limit_lane": np.array([lane for lane, _ in limits], dtype=np.uint32),
+            "limit_time": self._ticks([time for _, time in limits]),
         }
 
     def _messages(self) -> Columns:

@@ -306,13 +306,7 @@ def whatif_command(
         )
     folders = (original, RunFolder(changed))
     accuracies = [folder.summary["accuracy"]["best"] for folder in folders]
-    targets = []
-    if None not in accuracies:
-        # the highest multiple of 0.05 that both runs reach
-        common_target = math.floor(min(accuracies) * 20) / 20
-        if common_target:
-            targets.append(common_target)
-    comparison = Comparison(read_lines([run, changed]), targets)
+    comparison = Comparison(read_lines([run, changed]), _common_targets(accuracies))
     paths = {folder.path.name: CriticalPaths(folder) for folder in folders}
     page = write_report([run, changed], changed.with_name(f"{changed.name}.report.html"))
 
@@ -333,6 +327,22 @@ def whatif_command(
         return whatif
 
     return VerbOutcome(make_result, print_text)
+
+
+def _common_targets(accuracies: Sequence[float | None]) -> list[float]:
+    """Return the highest multiple of 0.05 that all accuracies reach, in a list.
+
+    Args:
+        accuracies: the best accuracy of each run; None for a run without learning.
+
+    Returns:
+        A list with the target; empty if there is none above 0.
+    """
+    measured = [accuracy for accuracy in accuracies if accuracy is not None]
+    if len(measured) < len(accuracies):
+        return []
+    target = math.floor(min(measured) * 20) / 20
+    return [target] if target else []
 
 
 def _whatif_result(run: Path, changed: Path, status: str, changes: Sequence[str]) -> "WhatifResult":

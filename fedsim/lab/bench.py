@@ -400,7 +400,8 @@ def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
         target, has no rank.
     """
     times = pd.Series({(line.strategy, line.world): line.time_s for line in lines}, dtype=float)
-    ranks = times.groupby(level=1).rank(method="first").dropna()
+    by_world = times.groupby(level=1)
+    ranks = by_world.rank(method="first").dropna()
     strategies = ranks.index.get_level_values(0)
     worlds = ranks.index.get_level_values(1)
     return {

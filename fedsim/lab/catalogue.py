@@ -211,7 +211,9 @@ def _path_lines(name: str) -> list[str]:
     matches = [entry for entry in _every_path() if entry[0] == name]
     if not matches:
         matches = [entry for entry in _every_path() if entry[0].endswith(f".{name}")]
-    tables = {file: spec for file, spec in _FILES.items() if file == name}
+    tables = {}  # specs (classes) of tables, by path
+    if name in _FILES:  # a whole file, such as a study
+        tables[name] = _FILES[name]
     keys = []
     for path, owner, key in matches:
         specs = specs_of(owner.model_fields[key])

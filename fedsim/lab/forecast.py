@@ -35,6 +35,7 @@ from fedsim.strategies.round_params import RoundParams
 
 if TYPE_CHECKING:
     from fedsim.lab.planned_models import CheckpointedModels, PlannedSaving
+    from fedsim.learning.data.federated import Pool
     from fedsim.learning.engine import Learning
     from fedsim.running.scenario import Scenario
 
@@ -221,20 +222,10 @@ def data_lines(run: Run) -> list[str]:
     if run.data is None:
         return []
     pool = run.data.pool
+    # distinct samples, as several devices may have the same
     train = np.unique(np.concatenate([shard.train for shard in run.data.shards]))
     test = np.unique(np.concatenate([shard.test for shard in run.data.shards]))
-    facts = [f"{len(train)} samples for training, {len(test)} for tests"]
-    if pool.vocabulary:
-        facts.append(f"each is {pool.shape[0]} tokens of {pool.vocabulary}")
-    elif len(pool.shape) == 3:
-        channels, height, width = pool.shape
-        plural = "" if channels == 1 else "s"
-        facts.append(
-            f"each is an image of {channels} channel{plural}, {height} x {width} pixels "
-            f"({pool.x.dtype})"
-        )
-    else:
-        facts.append(f"each has {' x '.join(map(str, pool.shape))} features ({pool.x.dtype})")
+    facts = [f"{len(train)} samples for training, {len(test)} for tests", _describe_sample(pool)]
     if pool.targets is not None:
         facts.append(f"targets are {pool.targets.dtype} of shape {pool.targets.shape[1:]}")
     if pool.labelled:
@@ -244,6 +235,20 @@ def data_lines(run: Run) -> list[str]:
             classes += f", of which {pool.classes - trained} have no training sample"
         facts.append(classes)
     return [f"data: {'; '.join(facts)}"]
+
+
+def _describe_sample(pool: "Pool") -> str:
+    """Return a text on the form of a sample: a text of tokens, an image, or features."""
+    if pool.vocabulary:
+        return f"each is {pool.shape[0]} tokens of {pool.vocabulary}"
+    if len(pool.shape) == 3:
+        channels, height, width = pool.shape
+        plural = "" if channels == 1 else "s"
+        return (
+            f"each is an image of {channels} channel{plural}, {height} x {width} pixels "
+            f"({pool.x.dtype})"
+        )
+    return f"each has {' x '.join(map(str, pool.shape))} features ({pool.x.dtype})"
 
 
 def _round_lines(run: Run, params: RoundParams, rounds: int, times: _EstimatedTimes) -> list[str]:
@@ -258,25 +263,26 @@ def _round_lines(run: Run, params: RoundParams, rounds: int, times: _EstimatedTi
     scenario = run.scenario
     learner = run.learner
     envelopes = run.dispatch.envelopes
-    # passes over its data that each device makes in a training
-    passes = run.population.passes(times.as_slice, params.local_epochs)
-    task_s = _tasks_s(run, params, times.download_s, passes * times.epoch_s, times.upload_s)
     devices = scenario.population.trainable
     cohort = params.cohort_size(devices)
-    # each client does ``turns`` tasks in a row, and a round ends with its slowest client
-    tasks = cohort * params.turns
+    tasks = cohort * params.turns  # each client does ``turns`` tasks in a row
+    # passes over its data that each device makes in a training
+    passes = run.population.passes(times.as_slice, params.local_epochs)
+    # time: a round ends with its slowest client
+    task_s = _tasks_s(run, params, times.download_s, passes * times.epoch_s, times.upload_s)
     round_s = expected_maximum(task_s, min(cohort, len(task_s))) * params.turns
     interval_s = round_s  # between the begins of two rounds
     if params.every is not None:  # rounds begin only at multiples of ``every`` (s)
         interval_s = math.ceil(round_s / params.every) * params.every
-    messages = tasks  # pairs of a download and an upload; one for each task
+    # bytes: each task has a pair of a download and an upload, both with the trainer's state
+    message_pairs = tasks
     if params.traits.at_edges:  # the edge servers exchange models with the server, too
-        messages += min(cohort, scenario.network.edge_servers)
-    # of such a pair, with the state of the trainer
-    model_bytes = envelopes.down.model_bytes + envelopes.up.model_bytes + 2 * learner.state_bytes
-    traffic = messages * model_bytes
+        message_pairs += min(cohort, scenario.network.edge_servers)
+    pair_bytes = envelopes.down.model_bytes + envelopes.up.model_bytes + 2 * learner.state_bytes
+    traffic = message_pairs * pair_bytes
     # the frozen tensors go to each device once, in its first download
-    base_bytes = learner.base_bytes * min(devices, rounds * messages)
+    base_bytes = learner.base_bytes * min(devices, rounds * message_pairs)
+    # computation
     samples = run.samples[times.as_slice]
     batches_per_pass = []
     for device, count in zip(times.devices, samples.tolist(), strict=True):

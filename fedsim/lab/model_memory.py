@@ -376,12 +376,13 @@ def need_lines(needs: Sequence[Need]) -> list[str]:
         "the folder for temporary files (TMPDIR)": lambda need: need.scratch_bytes,
     }
     for storage, size_of in storages.items():
-        total = sum(map(size_of, needs))
+        least_bytes = _LEAST_SHARE * sum(map(size_of, needs))  # smaller parts are left out
         parts = []
-        for need in sorted(needs, key=lambda need: -size_of(need)):  # the greatest first
-            if size_of(need) > _LEAST_SHARE * total:
+        for need in sorted(needs, key=size_of, reverse=True):
+            size = size_of(need)
+            if size > least_bytes:
                 key = f" ({need.key})" if need.key else ""
-                parts.append(f"{show_bytes(size_of(need))} {need.part}{key}")
+                parts.append(f"{show_bytes(size)} {need.part}{key}")
         if parts:
             lines.append(f"of {storage}: {', '.join(parts)}")
     return lines

@@ -75,14 +75,7 @@ def write_study(
     Raises:
         ScenarioError: an answer is not allowed, or the file exists.
     """
-    if file.suffix != ".toml":
-        raise ScenarioError(f"the file is {str(file)!r}; allowed is a name that ends in .toml")
-    if file.exists():
-        raise ScenarioError(f"{str(file)!r} exists already; give another name")
-    if not 0 < target < 1:
-        raise ScenarioError(
-            f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9"
-        )
+    _check_answers(file, target)
     fleet = _read_fleet(devices)
     size_text = _size_text(model)
     size = read_quantity("model", size_text, Bytes)
@@ -119,6 +112,18 @@ def write_study(
     strategies = len(strategies_with_rounds) + 1  # and FedBuff
     counts = f"{len(deadlines)} deadlines, {strategies} strategies, 3 seeds"
     return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
+
+
+def _check_answers(file: Path, target: float) -> None:
+    """Raise ``ScenarioError`` if the study cannot be written to ``file``, or the target is wrong."""
+    if file.suffix != ".toml":
+        raise ScenarioError(f"the file is {str(file)!r}; allowed is a name that ends in .toml")
+    if file.exists():
+        raise ScenarioError(f"{str(file)!r} exists already; give another name")
+    if not 0 < target < 1:
+        raise ScenarioError(
+            f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9"
+        )
 
 
 class _Fleet(NamedTuple):
@@ -284,7 +289,7 @@ def _read_link(text: str, size: float) -> _AnsweredLink:
     link = _figures_of_link(text)
     down = read_quantity("link", link["down"], BytesPerSecond)
     up = read_quantity("link", link["up"], BytesPerSecond)
-    if not (down and up):
+    if down == 0 or up == 0:
         raise ScenarioError(f"link is {text!r}; allowed are rates above 0")
     lines = []
     for direction in ("down", "up"):

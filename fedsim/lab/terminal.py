@@ -144,14 +144,14 @@ class RunProgress:
             simulated_s: simulated time until now (s).
             real_s: real time since the start (s), from which the remaining time is estimated.
         """
-        done = share_done(self._stop, self._rounds, simulated_s)
+        share = share_done(self._stop, self._rounds, simulated_s)  # of the run, 0..1
         text = f"simulated {show_seconds(simulated_s)}, {self._word} {self._rounds}{self._accuracy}"
-        if self._live is not None:
+        if self._live is not None:  # a terminal
             if self._saved:
                 text += f", {self._saved}"
-            self._live.update(self._bar, completed=done * _TOTAL, description=text)
+            self._live.update(self._bar, completed=share * _TOTAL, description=text)
         elif self._rounds:
-            remaining_s = real_s * (1 - done) / done if done else 0.0
+            remaining_s = real_s * (1 - share) / share if share else 0.0
             if remaining_s >= 1.0:  # 0 s: the simulated time is over, but learning continues
                 text += f", about {show_seconds(remaining_s)} left"
             self._console.print(text, soft_wrap=True)

@@ -147,20 +147,22 @@ def check_transfers(evidence: Evidence) -> Iterator[str]:
             "transfers"
         )
     count = min(len(recorded), len(transfers))
-    lists = evidence.payloads.lists
+    payload_lists = evidence.payloads.lists  # columns ``payloads`` have indices of this list
     for name in _COMPARED_COLUMNS:
         stated = np.asarray(transfers[name])[:count]
         expected = np.asarray(recorded[name])[:count]
-        wrong = np.flatnonzero(stated != expected)
-        if not len(wrong):
+        wrong_rows = np.flatnonzero(stated != expected)
+        if not len(wrong_rows):
             continue
-        rows = pd.DataFrame({"stated": stated[wrong], "expected": expected[wrong]}, wrong)
-        if name == "payloads":  # findings show the payload lists instead of their numbers
-            rows = rows.map(lists.__getitem__)
+        wrong = pd.DataFrame(
+            {"stated": stated[wrong_rows], "expected": expected[wrong_rows]}, wrong_rows
+        )
+        if name == "payloads":  # findings show the payload lists instead of their indices
+            wrong = wrong.map(payload_lists.__getitem__)
         template = f"transfer {{row}}: {name} is {{stated!r}}, the records say {{expected!r}}"
-        yield from report_rows(template, rows)
-    texts = ["+".join(purpose for purpose, _ in parts) for parts in lists]
-    expected = np.array(texts, dtype=object)[transfers["payloads"]]
+        yield from report_rows(template, wrong)
+    purposes = ["+".join(purpose for purpose, _ in payloads) for payloads in payload_lists]
+    expected = np.array(purposes, dtype=object)[transfers["payloads"]]
     wrong_purpose = np.asarray(transfers["purpose"]) != expected
     template = "transfer {row}: purpose is {purpose!r}, its payloads say {expected!r}"
     yield from report_rows(template, transfers.assign(expected=expected), wrong_purpose)
@@ -174,18 +176,19 @@ def check_delivered_bytes(evidence: Evidence) -> Iterator[str]:
     transfers = evidence.transfers
     size = transfers["bytes"]
     delivered = transfers["delivered"]
+    is_possible = (delivered >= 0) & (delivered <= size)  # False also for NaN
     template = "transfer {row}: {delivered!r} bytes were delivered of {bytes!r}"
-    yield from report_rows(template, transfers, ~((delivered >= 0) & (delivered <= size)))
+    yield from report_rows(template, transfers, ~is_possible)
+    is_short = (transfers["outcome"] == "done") & (delivered != size)
     template = "transfer {row}: it is done, but {delivered!r} of {bytes!r} bytes were delivered"
-    yield from report_rows(
-        template, transfers, (transfers["outcome"] == "done") & (delivered != size)
-    )
-    sums = [sum(part for _, part in parts) for parts in evidence.payloads.lists]
-    expected = np.array(sums, dtype=np.float64)[transfers["payloads"]]
+    yield from report_rows(template, transfers, is_short)
+    payload_sums = [sum(part for _, part in payloads) for payloads in evidence.payloads.lists]
+    expected = np.array(payload_sums, dtype=np.float64)[transfers["payloads"]]
     template = "transfer {row}: its payloads do not add up to {bytes!r} bytes"
     yield from report_rows(template, transfers, expected != size)
+    is_in_order = transfers["end"] >= transfers["start"]  # False also for NaN
     template = "transfer {row} ends before it starts"
-    yield from report_rows(template, transfers, ~(transfers["end"] >= transfers["start"]))
+    yield from report_rows(template, transfers, ~is_in_order)
 
 
 def check_header_bytes(evidence: Evidence) -> Iterator[str]:
@@ -250,12 +253,12 @@ def _compute_ledger(evidence: Evidence) -> Ledger:
     no update of this task.
     """
     transfers = evidence.transfers
-    lists = evidence.payloads.lists
+    payload_lists = evidence.payloads.lists
     ledger = Ledger()
     # equal transfers are counted, so that each payload list is split once
     counts = transfers.value_counts(["payloads", "delivered"], sort=False).reset_index()
-    for code, delivered, count in counts.itertuples(index=False):
-        for purpose, size in split_by_purpose(lists[code], delivered).items():
+    for list_index, delivered, count in counts.itertuples(index=False):
+        for purpose, size in split_by_purpose(payload_lists[list_index], delivered).items():
             ledger.by_purpose[purpose] = ledger.by_purpose.get(purpose, 0.0) + count * size
     sums = transfers.groupby("direction", observed=True)["delivered"].sum()
     ledger.down = float(sums.get("down", 0.0))
@@ -316,14 +319,14 @@ def _check_entries(summary: Mapping[str, Any], expected: Mapping[str, Any]) -> I
         expected: dict from dotted name to the value that the recount gave; only these names are
             compared.
     """
-    for name, entry in expected.items():
+    for name, recounted in expected.items():
         stated = summary.get(name)
-        if isinstance(stated, float | int) and isinstance(entry, float | int):
-            agree = is_close(stated, entry, atol=1e-9)
-        else:
-            agree = stated == json.loads(json.dumps(entry))
+        if isinstance(stated, float | int) and isinstance(recounted, float | int):
+            agree = is_close(stated, recounted, atol=1e-9)
+        else:  # the summary has what JSON makes of the value, such as a list of a tuple
+            agree = stated == json.loads(json.dumps(recounted))
         if not agree:
-            yield f"{name} is {stated!r} in the summary, the records say {entry!r}"
+            yield f"{name} is {stated!r} in the summary, the records say {recounted!r}"
 
 
 def check_uncounted(evidence: Evidence) -> Iterator[str]:

@@ -169,7 +169,8 @@ class _WeightRule:
         If the scenario selects clients with replacement, a record states how often each client was
         drawn; otherwise it must not.
         """
-        if self._is_with_replacement != (aggregate.draws is not None):
+        has_draws = aggregate.draws is not None
+        if has_draws != self._is_with_replacement:
             return "the draws of clients do not agree with selection.replacement"
         counts = aggregate.draw_counts
         if len(counts) != len(aggregate.tasks) or not (counts >= 1).all():
@@ -509,12 +510,7 @@ def check_edge_weights(evidence: Evidence) -> Iterator[str]:
     samples = _count_samples(evidence)
     aggregates = evidence.data_of("aggregate").join(evidence.events[["round", "group"]])
     rounds = evidence.events["round"]
-    for row, edges, weights in zip(
-        combined.index.tolist(),
-        combined["edges"].tolist(),
-        combined["weights"].tolist(),
-        strict=True,
-    ):
+    for row, edges, weights in combined[["edges", "weights"]].itertuples(name=None):
         # an edge server's index is the group of its aggregations
         earlier = aggregates[(aggregates["round"] == rounds[row]) & (aggregates.index < row)]
         last_of_edges = earlier.drop_duplicates("group", keep="last")

@@ -90,21 +90,21 @@ def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
         account: the energy of the run, computed from its records.
         stated: the summary's section on energy.
     """
-    phases = stated["by_phase"]
-    joules = account.drawn.groupby("phase")["joules"].sum()
-    totals = {}
+    by_phase = stated["by_phase"]  # also has the parts of the server's side
+    joules_of_records = account.drawn.groupby("phase")["joules"].sum()
+    totals = {}  # name -> total in the summary, and sum of its parts
     for phase in PHASES:
-        totals[f"by_phase.{phase}"] = phases[phase], account.table[f"{phase}_j"].sum()
+        totals[f"by_phase.{phase}"] = by_phase[phase], account.table[f"{phase}_j"].sum()
     for place in PLACES:
-        totals[f"by_phase.{place}"] = phases[place], joules[place]
-    totals["joules"] = stated["joules"], sum(phases.values())
+        totals[f"by_phase.{place}"] = by_phase[place], joules_of_records[place]
+    totals["joules"] = stated["joules"], sum(by_phase.values())
     totals["wasted"] = stated["wasted"], account.wasted()
     if account.zones:
         totals["grams"] = stated["grams"], account.drawn["grams"].sum()
-    for name, (entry, expected) in totals.items():
-        if not is_close(entry, expected):
+    for name, (total, expected) in totals.items():
+        if not is_close(total, expected):
             yield (
-                f"energy.{name} is {entry!r} in the summary, what it sums up is {float(expected)!r}"
+                f"energy.{name} is {total!r} in the summary, what it sums up is {float(expected)!r}"
             )
 
 
@@ -169,9 +169,8 @@ def check_batteries(evidence: Evidence) -> Iterator[str]:
     template = (
         "the battery of device {device} holds {level!r} J at {time!r} s, its books {expected!r} J"
     )
-    yield from report_rows(
-        template, records, ~(np.abs(records["level"] - records["expected"]) <= slack)
-    )
+    is_right = np.abs(records["level"] - records["expected"]) <= slack  # False also for NaN
+    yield from report_rows(template, records, ~is_right)
     if evidence.run.summary["status"] != "failed":  # unfinished work has no record of its end
         yield from _check_energy_of_tasks(account, records.assign(slack=slack))
 
@@ -189,9 +188,8 @@ def _check_energy_of_tasks(account: "_Account", records: pd.DataFrame) -> Iterat
     last = records.drop_duplicates("device", keep="last").sort_values("device")
     last["expected"] = task_joules.reindex(last["device"]).to_numpy()
     template = "the battery of device {device} gave {drawn!r} J to tasks, they took {expected!r} J"
-    yield from report_rows(
-        template, last, ~(np.abs(last["drawn"] - last["expected"]) <= last["slack"])
-    )
+    is_right = np.abs(last["drawn"] - last["expected"]) <= last["slack"]  # False also for NaN
+    yield from report_rows(template, last, ~is_right)
 
 
 class _Account:
@@ -345,15 +343,15 @@ class _Account:
         Args:
             quantity: ``joules`` or ``grams``.
         """
+        end_rows = self._round_rows  # rows of the records that end the rounds; int64 [rounds]
         is_continuous = self.drawn["row"] == _CONTINUOUS
-        counted_at_record = self.drawn[~is_continuous]
+        at_records = self.drawn[~is_continuous]
+        round_index = np.searchsorted(end_rows, at_records["row"], side="right")
+        # the last count is of records after the last round, which count for none
+        of_records = np.bincount(round_index, at_records[quantity], len(end_rows) + 1)[:-1]
         continuous = self.drawn[is_continuous & (self.drawn["end"] > self.drawn["start"])]
-        rounds = len(self._round_rows)
-        round_index = np.searchsorted(self._round_rows, counted_at_record["row"], side="right")
-        # index ``rounds`` is of records after the last round, which count for none
-        of_records = np.bincount(round_index, counted_at_record[quantity], rounds + 1)[:-1]
-        round_ends = self._events["time"].to_numpy()[self._round_rows]
-        until_round = np.zeros(rounds)
+        round_ends = self._events["time"].to_numpy()[end_rows]
+        until_round = np.zeros(len(end_rows))  # continuous energy up to the end of each round
         if quantity == "grams":
             for index, zone in enumerate(self.zones):
                 of_zone = continuous[continuous["zone"] == index]

@@ -20,29 +20,25 @@ def check_metrics(evidence: Evidence) -> Iterator[str]:
 
     A metric that reached the scenario's stop value before the last round is a finding too.
     """
-    for name, entry in evidence.run.summary.get("metrics", {}).items():
-        column = evidence.frame(files.ROUNDS, [name])[name].astype(np.float64).dropna()
-        best_is = entry["best_is"]
-        if best_is == "most":
-            best = column.max()
-        elif best_is == "least":
-            best = column.min()
-        else:
+    for name, stated in evidence.run.summary.get("metrics", {}).items():
+        tests = evidence.frame(files.ROUNDS, [name])[name].astype(np.float64).dropna()
+        best_is = stated["best_is"]
+        if best_is not in ("most", "least"):
             yield (
                 f"metrics.{name}.best_is is {json.dumps(best_is)}; there are only 'most' "
                 "and 'least'"
             )
             continue
-        expected = {"final": _last_value(column), "best": None}
-        if len(column):
-            expected["best"] = plain_value(best)
-        for key, value in expected.items():
-            if entry[key] != value:
+        best = None
+        if len(tests):
+            best = plain_value(tests.max() if best_is == "most" else tests.min())
+        for key, expected in (("final", _last_value(tests)), ("best", best)):
+            if stated[key] != expected:
                 yield (
-                    f"metrics.{name}.{key} is {entry[key]!r} in the summary, by the rounds "
-                    f"{value!r}"
+                    f"metrics.{name}.{key} is {stated[key]!r} in the summary, by the rounds "
+                    f"{expected!r}"
                 )
-        yield from _check_stop(evidence, name, column, best_is)
+        yield from _check_stop(evidence, name, tests, best_is)
 
 
 def _check_stop(

@@ -69,14 +69,15 @@ def check_host_workers(evidence: Evidence) -> Iterator[str]:
     # a task takes a worker when its wait ends, or at once
     wait_end = waits.set_index("task")["time"]
     at_work = tasks.assign(start=tasks["task"].map(wait_end).fillna(tasks["start"]))
-    waits = waits[waits["time"] > waits["start"]]
+    long_waits = waits[waits["time"] > waits["start"]]
     for number, spans in at_work.groupby(tasks["device"] % host["number"]):
         times, busy = counts_at_once(spans)
         most_tasks = busy.max()
         if most_tasks > slots:
             yield f"host {number} had {most_tasks:g} tasks at once; it has room for {slots:g}"
-        waiting = waits[waits["device"] % host["number"] == number]
+        waiting = long_waits[long_waits["device"] % host["number"] == number]
         start = waiting["start"].to_numpy()
+        # the wait was needless if the host had a free worker at some time of it
         fewest = fewest_at_once(times, busy, start, waiting["time"].to_numpy())
         template = (
             "task {task} waited for a worker of host {number} at {start!r} s, when {fewest:g} of "

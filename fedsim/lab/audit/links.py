@@ -156,7 +156,9 @@ def _find_messages(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> 
     # A device's latency includes the way from its edge server to the server. A message between
     # device and edge server does not go this way; one between the two servers goes only this way.
     edge_s = layout.beyond_s(edge)
-    latency = device_s + edge_s * (part == _EDGE_TO_SERVER) - edge_s * (part == _DEVICE_TO_EDGE)
+    latency = device_s
+    latency = latency + edge_s * (part == _EDGE_TO_SERVER)
+    latency = latency - edge_s * (part == _DEVICE_TO_EDGE)
     # the latency delays the first byte; a message without a byte on the wire has none
     begin = messages["start"] + np.where(messages["wire_bytes"] > 0, latency, 0.0)
     place = np.where(part == _EDGE_TO_SERVER, edge, device % len(layout.place_s))
@@ -335,27 +337,28 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
     of the links that the messages of the place cross, of an edge server in ``above``.
     """
     edges = network.get("edges", {"below": {}, "above": {}, "latency": 0.0})
-    users: dict[str, list[_LinkUser]] = {name: [] for name in network["links"]}
-    parts = {
+    users_of_link: dict[str, list[_LinkUser]] = {name: [] for name in network["links"]}
+    routes_of_section = {
         _DEVICE_TO_SERVER: network["routes"],
         _DEVICE_TO_EDGE: edges["below"],
         _EDGE_TO_SERVER: edges["above"],
     }
-    for part, routes in parts.items():
+    for section, routes in routes_of_section.items():
         for direction in _DIRECTIONS:
             for place, route in enumerate(routes.get(direction, ())):
                 for name in route:
-                    users[name].append((direction, part, place))
+                    users_of_link[name].append((direction, section, place))
     links = []
     for name, rate in network["links"].items():
         built_rate = math.inf if rate is None else float(rate)  # JSON has no infinity
-        links.append(Link(f"the link {name!r}", name, built_rate, users[name]))
-    places = len(network["routes"]["down"])
-    servers = len(edges["above"].get("down", ()))
-    delays = network.get("delays", {"places": [0.0] * places, "edges": [0.0] * servers})
+        links.append(Link(f"the link {name!r}", name, built_rate, users_of_link[name]))
+    place_count = len(network["routes"]["down"])
+    edge_count = len(edges["above"].get("down", ()))
+    no_delays = {"places": [0.0] * place_count, "edges": [0.0] * edge_count}
+    delays = network.get("delays", no_delays)
     latency = float(edges["latency"])
-    place_s = np.array(delays["places"], dtype=np.float64).reshape(places) + latency
-    edge_s = np.array(delays["edges"], dtype=np.float64).reshape(servers) + latency
+    place_s = np.array(delays["places"], dtype=np.float64).reshape(place_count) + latency
+    edge_s = np.array(delays["edges"], dtype=np.float64).reshape(edge_count) + latency
     return LinkLayout(links, place_s, np.append(edge_s, 0.0))  # 0: of no edge server
 
 
@@ -383,11 +386,13 @@ def check_network_file(evidence: Evidence) -> Iterator[str]:
     for name, rate in layout["links"].items():
         # names are such as "server up" or "cell 3 down"
         words = name.split(" ")
-        entry = network.get(words[0], {}).get(words[-1], "inf B/s")
-        if has_trace(entry):  # ``check_trace_offsets`` compares traces
+        owner = words[0]
+        direction = words[-1]
+        setting = network.get(owner, {}).get(direction, "inf B/s")
+        if has_trace(setting):  # ``check_trace_offsets`` compares traces
             continue
-        expected = read_quantity(BytesPerSecond, entry)
-        stated = math.inf if rate is None else rate
+        expected = read_quantity(BytesPerSecond, setting)
+        stated = math.inf if rate is None else rate  # JSON has no infinity
         if stated != expected:
             yield (
                 f"the link {name!r} has {rate!r} B/s in {files.NETWORK}, by the scenario "

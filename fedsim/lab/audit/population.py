@@ -45,17 +45,19 @@ def check_lifetimes(evidence: Evidence) -> Iterator[str]:
             )
             yield from report_rows(template, devices, times != unset)
             continue
+        # from the records to the table
         records = events[events["kind"] == kind]
         stated = values_at_rows(times, evidence.row_of(records["device"]))
         # NaN is the time of a device that the table leaves out
-        wrong = (stated != records["time"].to_numpy()) & ~np.isnan(stated)
+        differs = (stated != records["time"].to_numpy()) & ~np.isnan(stated)
         template = (
             f"device {{device}} has its {kind} at {{time!r}} s, by the table at {{stated!r}} s"
         )
-        yield from report_rows(template, records.assign(stated=stated), wrong)
+        yield from report_rows(template, records.assign(stated=stated), differs)
+        # from the table to the records; a device that is present from the begin has none
         needs_record = (times != unset) & (times < end)
         if key == "arrivals":
-            needs_record &= times > 0.0  # devices that are there from the begin have no record
+            needs_record &= times > 0.0
         is_recorded = devices["device"].isin(records["device"])
         template = f"device {{device}} has its {kind} at {{{kind}!r}} s, which is not recorded"
         yield from report_rows(template, devices, needs_record & ~is_recorded)
@@ -256,21 +258,21 @@ def check_tests(evidence: Evidence) -> Iterator[str]:
     devices = devices[devices["device"] < evidence.trainable]
     events = evidence.events
     measured = rounds["accuracy"].astype(np.float64).dropna()
-    of_devices = devices["accuracy"].astype(np.float64)
+    accuracies = devices["accuracy"].astype(np.float64)  # NaN for a device without a test
     if not len(measured):
         template = "device {device} has an accuracy, and no round has one"
-        yield from report_rows(template, devices, ~np.isnan(of_devices))
+        yield from report_rows(template, devices, ~np.isnan(accuracies))
         return
     last_time = rounds["time"].loc[measured.index[-1]]
     # Not comparable: accuracies on data that shifted since the round, the mean over a table that
     # leaves out devices, and runs that test no single devices.
     has_shifted = ((events["kind"] == "shift") & (events["time"] >= last_time)).any()
-    if has_shifted or not evidence.run.has_all_devices or of_devices.isna().all():
+    if has_shifted or not evidence.run.has_all_devices or accuracies.isna().all():
         return
     samples = devices["test_samples"].to_numpy(np.float64)
-    pooled = float(np.nansum(of_devices * samples) / samples[~np.isnan(of_devices)].sum())
+    pooled = float(np.nansum(accuracies * samples) / samples[~np.isnan(accuracies)].sum())
     last = float(measured.to_numpy()[-1])
-    mean = float(np.nanmean(of_devices))
+    mean = float(np.nanmean(accuracies))
     if min(abs(last - pooled), abs(last - mean)) > _ROUNDING:
         yield (
             f"the last accuracy is {last!r}; that of the devices is {pooled!r} pooled, and "

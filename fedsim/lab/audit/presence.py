@@ -37,12 +37,12 @@ def check_reachability(evidence: Evidence) -> Iterator[str]:
     steps = steps[(steps["device"] != NOTHING) & has_begin]
     template = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
     yield from report_rows(template, steps, _is_unreachable(table, steps))
-    ends = evidence.tasks
-    ends = ends[ends["outcome"].isin(("lost", "battery")) & (ends["device"] != NOTHING)]
-    is_online = _is_online(table, _phase_rows(table, ends["device"], ends["time"]))
-    is_excused = _is_switched_off(evidence)[ends.index] | _is_edge_lost(evidence, ends)
+    tasks = evidence.tasks
+    lost = tasks[tasks["outcome"].isin(("lost", "battery")) & (tasks["device"] != NOTHING)]
+    is_online = _is_online(table, _phase_rows(table, lost["device"], lost["time"]))
+    has_other_cause = _is_switched_off(evidence)[lost.index] | _is_edge_lost(evidence, lost)
     template = "task {task} was lost at {time!r} s, when its device was there"
-    yield from report_rows(template, ends, is_online & ~is_excused)
+    yield from report_rows(template, lost, is_online & ~has_other_cause)
     template = (
         "device {device} sends or receives a message from {start!r} s to {time!r} s, while it was "
         "away"

@@ -204,16 +204,16 @@ def check_upload_slots(evidence: Evidence) -> Iterator[str]:
 
     At most ``slots`` uploads run at a time, and an upload waits only if all slots are in use.
     """
-    queues = evidence.data_of("queue")[["direction", "slots"]].to_numpy().tolist()
+    recorded = evidence.data_of("queue")[["direction", "slots"]].to_numpy().tolist()
     sections = process_sections(evidence)
     if _has_user_code(sections):
         return
-    slots = [process["slots"] for process in sections if process["kind"] == "upload-slots"]
-    expected = [["up", count] for count in slots]
-    if queues != expected:
-        yield f"messages queue for {queues}; by the scenario for {expected}"
-    if slots:
-        yield from _check_slots(evidence, slots[0])
+    limits = [process["slots"] for process in sections if process["kind"] == "upload-slots"]
+    expected = [["up", limit] for limit in limits]
+    if recorded != expected:
+        yield f"messages queue for {recorded}; by the scenario for {expected}"
+    if limits:
+        yield from _check_slots(evidence, limits[0])
 
 
 def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:

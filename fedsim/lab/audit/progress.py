@@ -141,13 +141,16 @@ def _check_models(evidence: Evidence, best_round: int | None) -> Iterator[str]:
     if run.summary["status"] == "failed":
         return
     models = run.stored_models(files.BEST)
-    if (best_round is not None) != bool(models):
+    has_models = bool(models)
+    needs_models = best_round is not None
+    if has_models != needs_models:
         yield f"there are {len(models)} files of best models, and the best round is {best_round}"
-    if best_round is None or best_round != run.summary["rounds"] - 1:
+    last_round = run.summary["rounds"] - 1
+    if best_round != last_round:
         return
-    last = evidence.models
+    last_models = evidence.models
     for name, tensors in models.items():
-        if not _are_equal(tensors, last.get(name, {})):
+        if not _are_equal(tensors, last_models.get(name, {})):
             yield f"the best round is the last one, and {files.BEST}/{name} is another model"
 
 

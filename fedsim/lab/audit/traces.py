@@ -56,9 +56,12 @@ class RecordedTrace:
             Index of the repetition (lap), and time since its begin (s), float64 [n] each; index of
             the piece of constant value, int64 [n].
         """
-        laps = np.floor(position / self.length) if self.loops else np.zeros(len(position))
+        laps = np.zeros(len(position))
+        if self.loops:
+            laps = np.floor(position / self.length)
         offset = position - laps * self.length
-        return laps, offset, np.searchsorted(self.since, offset, side="right") - 1
+        piece = np.searchsorted(self.since, offset, side="right") - 1  # the last begun by then
+        return laps, offset, piece
 
     def values_at(self, position: Floats) -> Floats:
         """Return the trace's values at positions (s), the times since its begin; float64 [n]."""
@@ -76,11 +79,12 @@ class RecordedTrace:
             Bytes; float64 [n].
         """
         rates = np.minimum(self.rates, limit)
-        lengths = np.diff(np.append(self.since, self.length))
-        sums = np.append(0.0, np.cumsum(rates * lengths))  # bytes before each piece, and of a lap
+        piece_lengths = np.diff(np.append(self.since, self.length))  # of constant rate each (s)
+        bytes_before_piece = np.append(0.0, np.cumsum(rates * piece_lengths))
+        bytes_of_lap = bytes_before_piece[-1]
         laps, offset, piece = self._locate(position)
-        within = sums[piece] + rates[piece] * (offset - self.since[piece])
-        return np.asarray(laps * sums[-1] + within)
+        bytes_in_piece = rates[piece] * (offset - self.since[piece])
+        return np.asarray(laps * bytes_of_lap + (bytes_before_piece[piece] + bytes_in_piece))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,11 +144,12 @@ class LinkRates:
         """
         beyond_s = np.zeros(len(device))
         for number in np.unique(device[device >= 0]).tolist():
-            entry = self._traces.get(f"device {number} latency")
-            if entry is not None:
-                trace, start_s = entry
-                rows = device == number
-                beyond_s[rows] = trace.values_at(start[rows] + start_s) - trace.mean
+            trace_and_start = self._traces.get(f"device {number} latency")
+            if trace_and_start is None:  # a constant latency
+                continue
+            trace, start_s = trace_and_start  # ``start_s``: position in the trace at time 0
+            rows = device == number
+            beyond_s[rows] = trace.values_at(start[rows] + start_s) - trace.mean
         return beyond_s
 
     def varies(self, link: str) -> bool:
@@ -179,22 +184,23 @@ def read_traces(evidence: Evidence) -> dict[str, tuple[RecordedTrace, float]]:
     """
     if not evidence.run.has(files.TRACED_LINKS):
         return {}
-    pieces = evidence.frame(files.TRACES, TRACES.names)
+    all_pieces = evidence.frame(files.TRACES, TRACES.names)  # a row per piece of constant value
     traces: dict[int, RecordedTrace] = {}
-    for number in np.unique(pieces["trace"].to_numpy()).tolist():
-        rows = pieces[pieces["trace"] == number]
+    for number in np.unique(all_pieces["trace"].to_numpy()).tolist():
+        pieces = all_pieces[all_pieces["trace"] == number]
         traces[number] = RecordedTrace(
-            rows["since"].to_numpy(),
-            rows["value"].to_numpy(),
-            float(rows["length"].iloc[0]),
-            bool(rows["loops"].iloc[0]),
+            pieces["since"].to_numpy(),
+            pieces["value"].to_numpy(),
+            float(pieces["length"].iloc[0]),
+            bool(pieces["loops"].iloc[0]),
         )
-    links = evidence.frame(files.TRACED_LINKS, TRACED_LINKS.names)
-    of_links: dict[str, tuple[RecordedTrace, float]] = {}
-    for device, link, trace, start_s in links.itertuples(index=False):
-        name = link if device < 0 else f"device {device} {link}"
-        of_links[name] = traces[int(trace)], float(start_s)
-    return of_links
+    traced_links = evidence.frame(files.TRACED_LINKS, TRACED_LINKS.names)
+    trace_of_link: dict[str, tuple[RecordedTrace, float]] = {}
+    for device, link, number, start_s in traced_links.itertuples(index=False):
+        is_shared = device < 0
+        name = link if is_shared else f"device {device} {link}"
+        trace_of_link[name] = traces[int(number)], float(start_s)
+    return trace_of_link
 
 
 def has_trace(section: object) -> bool:
@@ -228,15 +234,17 @@ def check_trace_offsets(evidence: Evidence) -> Iterator[str]:
         if key not in sections:
             yield f"{link} follows a trace in {files.TRACED_LINKS}, by the scenario none"
             continue
-        offset_s = 0.0
-        if sections[key]["starts"] == "random":
-            offset_s = _draw_offset_s(streams, link, key, trace.length)
-        if offset_s != start_s:
+        section = sections[key]
+        expected_s = 0.0
+        if section["starts"] == "random":
+            expected_s = _draw_offset_s(streams, link, key, trace.length)
+        if start_s != expected_s:
             yield (
                 f"{link} begins at {start_s!r} s of its trace; by the scenario's seed at "
-                f"{offset_s!r} s"
+                f"{expected_s!r} s"
             )
-        if trace.loops != (sections[key]["ends"] == "loop"):
+        has_to_loop = section["ends"] == "loop"
+        if trace.loops != has_to_loop:
             yield f"the trace of {link} ends otherwise than the scenario says"
     yield from _check_devices(evidence, sections, traces)
     for key in sections:
@@ -277,13 +285,15 @@ def _check_devices(
             continue
         stated = devices[f"link_{direction}"].tolist()
         for device, rate in zip(devices["device"].tolist(), stated, strict=True):
-            entry = traces.get(f"device {device} {direction}")
-            if entry is None:
+            trace_and_start = traces.get(f"device {device} {direction}")
+            if trace_and_start is None:
                 yield f"the link {direction} of device {device} has no trace"
-            elif not np.isclose(entry[0].mean, rate, rtol=1e-9):
+                continue
+            trace, _ = trace_and_start
+            if not np.isclose(trace.mean, rate, rtol=1e-9):
                 yield (
                     f"the link {direction} of device {device} has {rate!r} B/s; its trace has a "
-                    f"mean of {entry[0].mean!r} B/s"
+                    f"mean of {trace.mean!r} B/s"
                 )
 
 

@@ -165,17 +165,18 @@ def _passes_per_epoch(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
     strategy = scenario["strategy"]
     training = scenario["training"]
     strategy_steps = strategy.get(SGD_STEPS.get(strategy["kind"], ""))
+    # settings of single devices; NaN for a device without a setting of its own
     own_steps = _local_setting(evidence, "local_steps", trainings)
     own_sizes = _local_setting(evidence, "batch_size", trainings)
     samples = values_at_rows(evidence.devices["samples"], evidence.row_of(trainings["device"]))
     passes = np.ones(len(trainings))
-    for row, count in enumerate(samples.tolist()):
+    for row, sample_count in enumerate(samples.tolist()):
         steps = strategy_steps if math.isnan(own_steps[row]) else int(own_steps[row])
         amount = LocalEpochs(1) if steps is None else LocalSteps(steps)
         size = training["batch_size"] if math.isnan(own_sizes[row]) else int(own_sizes[row])
         batching = Batching(size, training["last_batch"])
-        samples_per_epoch = Training(None, amount).samples_an_epoch(int(count), batching)
-        passes[row] = samples_per_epoch / count
+        samples_per_epoch = Training(None, amount).samples_an_epoch(int(sample_count), batching)
+        passes[row] = samples_per_epoch / sample_count
     return passes
 
 
@@ -265,13 +266,18 @@ def _duration_ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> floa
         ticks, or if the core time on a shared host includes an epoch that was cut off.
     """
     times = [training.start, *training.epoch_ends]
-    seconds = times[-1] - times[0]
-    if not math.isnan(training.core_s):  # on a shared host, core time counts
-        seconds = training.core_s if times[-1] == training.time else math.nan
+    epoch_starts = times[:-1]
+    last_end = times[-1]
+    seconds = last_end - training.start
+    is_on_shared_host = not math.isnan(training.core_s)
+    if is_on_shared_host:  # core time counts; it is of whole trainings
+        is_whole = last_end == training.time
+        seconds = training.core_s if is_whole else math.nan
     shortest_s = 1e4 * TICK_S * len(training.epoch_ends)  # shorter times are too coarse to compare
-    if not 0 < epoch_s < math.inf or not seconds > shortest_s:
+    is_comparable = 0 < epoch_s < math.inf and seconds > shortest_s  # False for NaN
+    if not is_comparable:
         return math.nan
-    return float(seconds / (epoch_s * jitter.sum_of_epochs(training.device, times[:-1])))
+    return float(seconds / (epoch_s * jitter.sum_of_epochs(training.device, epoch_starts)))
 
 
 def _median_ratio(ratios: Floats, slow_factor: float) -> float:

@@ -49,13 +49,7 @@ def check_staleness(evidence: Evidence) -> Iterator[str]:
     round_of_task = starts.set_index("task")["round"].to_dict()
     aggregates = evidence.data_of("aggregate").join(events["round"])
     aggregates = aggregates[["tasks", "staleness", "round"]]
-    for row, tasks, staleness, number in zip(
-        aggregates.index.tolist(),
-        aggregates["tasks"].tolist(),
-        aggregates["staleness"].tolist(),
-        aggregates["round"].tolist(),
-        strict=True,
-    ):
+    for row, tasks, staleness, number in aggregates.itertuples(name=None):
         if number == NOTHING:
             continue
         stated = staleness or [0] * len(tasks)
@@ -104,17 +98,10 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
     ends_done = (kinds == "task-end") & (events["outcome"] == "done")
     is_of_server = kinds.isin(("updates-lost", "aggregate", "round"))
     records = events[ends_training | begins_continuation | ends_done | is_of_server]
+    records = records[["time", "kind", "task", "round", "group"]]
     book = _UpdateBook()
     lets_wait = evidence.run.scenario["strategy"]["kind"] in UPDATES_WAIT
-    for row, time, kind, task, number, group in zip(
-        records.index.tolist(),
-        records["time"].tolist(),
-        records["kind"].tolist(),
-        records["task"].tolist(),
-        records["round"].tolist(),
-        records["group"].tolist(),
-        strict=True,
-    ):
+    for row, time, kind, task, number, group in records.itertuples(name=None):
         if kind == "step-end":
             book.note_training(task, row in idle_rows, number)
         elif kind == "task-start":
@@ -151,14 +138,14 @@ class _UpdateBook:
     """
 
     def __init__(self) -> None:
-        self._idle = set[int]()  # tasks without any finished epoch
-        self._trained = set[int]()  # tasks that trained in a round
-        self._ended = set[int]()  # tasks whose update may be aggregated
-        self._aggregated = set[int]()
+        self._without_epoch = set[int]()  # tasks that finished no epoch
+        self._trained_in_round = set[int]()
+        self._with_update = set[int]()  # tasks whose update may be aggregated
+        self._aggregated = set[int]()  # tasks
         # dict from task whose update must still be aggregated to its end (s) and group
-        self._owed: dict[int, tuple[float, int]] = {}
+        self._must_aggregate: dict[int, tuple[float, int]] = {}
         self._has_rounds = True  # whether the last aggregation was of a strategy with rounds
-        self._group = NOTHING  # group of the last aggregation
+        self._last_group = NOTHING  # group of the last aggregation
 
     def note_training(self, task: int, is_idle: bool, number: int) -> None:
         """Note that a task's training has ended.
@@ -171,14 +158,14 @@ class _UpdateBook:
             number: index of the task's round, or ``NOTHING``.
         """
         if is_idle:
-            self._idle.add(task)
+            self._without_epoch.add(task)
         elif number != NOTHING:
-            self._trained.add(task)
+            self._trained_in_round.add(task)
 
     def note_continuation(self, task: int) -> None:
         """Note that another task continues a task, so that the task need not be aggregated."""
-        self._trained.discard(task)
-        self._owed.pop(task, None)
+        self._trained_in_round.discard(task)
+        self._must_aggregate.pop(task, None)
 
     def note_done(self, task: int, time: float, group: int) -> None:
         """Note that a task ended ``done``, so that its update may be aggregated from now on.
@@ -190,12 +177,12 @@ class _UpdateBook:
             time: simulated time of the end (s).
             group: the task's group, or ``NOTHING``.
         """
-        if task in self._idle:
+        if task in self._without_epoch:
             return
-        self._ended.add(task)
+        self._with_update.add(task)
         self._aggregated.discard(task)
-        if task in self._trained:
-            self._owed[task] = time, group
+        if task in self._trained_in_round:
+            self._must_aggregate[task] = time, group
 
     def note_lost(self, tasks: Iterable[int]) -> None:
         """Note that the updates of tasks were lost with an edge server.
@@ -206,8 +193,8 @@ class _UpdateBook:
             tasks: IDs of the tasks.
         """
         for task in tasks:
-            self._ended.discard(task)
-            self._owed.pop(task, None)
+            self._with_update.discard(task)
+            self._must_aggregate.pop(task, None)
 
     def aggregate(self, tasks: Iterable[int], has_rounds: bool, group: int) -> Iterator[str]:
         """Note that updates were aggregated, and yield a finding for each that must not be.
@@ -218,16 +205,16 @@ class _UpdateBook:
             group: the aggregation's group, or ``NOTHING``.
         """
         self._has_rounds = has_rounds
-        self._group = group
+        self._last_group = group
         for task in tasks:
             if task in self._aggregated:
                 yield f"task {task} is aggregated twice"
-            elif task not in self._ended:
+            elif task not in self._with_update:
                 yield (
                     f"an aggregation counts task {task}, which had not ended done, with "
                     "something trained, by then"
                 )
-            self._owed.pop(task, None)
+            self._must_aggregate.pop(task, None)
             self._aggregated.add(task)
 
     def close_round(self, time: float) -> Iterator[str]:
@@ -239,10 +226,11 @@ class _UpdateBook:
         Args:
             time: end of the round (s).
         """
-        for task, (ended_at, group) in [*self._owed.items()]:
+        for task, (ended_at, group) in [*self._must_aggregate.items()]:
             is_earlier = ended_at < time
-            if self._has_rounds or (is_earlier and self._group in (NOTHING, group)):
-                del self._owed[task]
+            has_same_group = self._last_group in (NOTHING, group)
+            if self._has_rounds or (is_earlier and has_same_group):
+                del self._must_aggregate[task]
                 yield f"task {task} was done in time, but no aggregation counts it"
 
 

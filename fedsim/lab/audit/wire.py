@@ -84,16 +84,10 @@ def check_message_sizes(evidence: Evidence) -> Iterator[str]:
     if sizes.reduction is not None:
         keys += ["device", "round"]
     distinct = transfers[of_strategy].drop_duplicates(keys)
-    lists = evidence.payloads.lists
-    for row, direction, code, device, round_number in zip(
-        distinct.index.tolist(),
-        distinct["direction"].tolist(),
-        distinct["payloads"].tolist(),
-        distinct["device"].tolist(),
-        distinct["round"].tolist(),
-        strict=True,
-    ):
-        for purpose, size in lists[code]:
+    distinct = distinct[["direction", "payloads", "device", "round"]]
+    payload_lists = evidence.payloads.lists
+    for row, direction, list_index, device, round_number in distinct.itertuples(name=None):
+        for purpose, size in payload_lists[list_index]:
             problem = sizes.find_problem(direction, purpose, size, device, round_number)
             if problem is not None:
                 yield f"transfer {row}: {size!r} bytes of {purpose!r} went {direction}; {problem}"
@@ -265,9 +259,9 @@ class MessageSizes:
         Returns:
             The counts; None if the folder does not determine them.
         """
-        if purpose == "loss-query":
-            known = (self._parameter_count, self._sent_count)
-            return [count for count in known if count is not None]
+        if purpose == "loss-query":  # has whole models, or the parts that clients send
+            candidates = (self._parameter_count, self._sent_count)
+            return [count for count in candidates if count is not None]
         if self.reduction is None:
             return None if self._sent_count is None else [self._sent_count]
         if self._trained_tensors is None:

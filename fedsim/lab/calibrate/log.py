@@ -579,13 +579,18 @@ def _build_tasks(tasks: list[_Task], client_indices: dict[str, int], first_start
         client_indices: dict from name of a client to its index.
         first_start: time in the log that becomes 0 s.
     """
-    rows = []
-    for task in sorted(tasks, key=lambda task: next(iter(task.values())).start):
-        first = next(iter(task.values()))
+
+    def first_step(task: _Task) -> _Row:
+        return next(iter(task.values()))
+
+    records = []
+    for task in sorted(tasks, key=lambda task: first_step(task).start):
+        client = client_indices[first_step(task).client]
         epochs = task["train"].epochs if "train" in task else 1
+        # start (s), end (s) and amount of each kind of step; NaN for a step that the task lacks
         steps = dict.fromkeys(_STEP_ORDER, (math.nan, math.nan, math.nan))
         for kind, row in task.items():
             amount = row.samples if kind == "train" else row.bytes
             steps[kind] = row.start - first_start, row.end - first_start, amount
-        rows.append((client_indices[first.client], first.round, epochs, *steps.values()))
-    return cast(Tasks, np.array(rows, dtype=_TASK_TYPE).view(np.recarray))
+        records.append((client, first_step(task).round, epochs, *steps.values()))
+    return cast(Tasks, np.array(records, dtype=_TASK_TYPE).view(np.recarray))

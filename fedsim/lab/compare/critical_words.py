@@ -35,36 +35,41 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
     rounds = paths.rounds
     if not rounds:
         return [f"The run has no {paths.word}s, so nothing was waited for."]
-    longest = max(rounds, key=lambda path: path.seconds)
-    usual = show_seconds(median(path.seconds for path in rounds))
-    most = show_seconds(longest.seconds)
-    lengths = f": {usual} in the median, {most} the longest ({paths.word} {longest.number})"
-    if most == usual:
-        lengths = f": {usual} in the median and at most"
-    if len(rounds) == 1:
-        lengths = ""
-    words = [f"{count_rounds(len(rounds), paths.word)} in {show_seconds(rounds[-1].end)}{lengths}."]
+    round_count = count_rounds(len(rounds), paths.word)
+    sentences = [f"{round_count} in {show_seconds(rounds[-1].end)}{_lengths_in_words(paths)}."]
     selecting_rounds = [path for path in rounds if path.selected]
     if selecting_rounds:
         seconds = sum(path.seconds for path in selecting_rounds)
         half_done_s = sum(path.half_done_s - path.start for path in selecting_rounds)
         half_done_share = half_done_s / (seconds or 1.0)
         saved_s = sum(path.saved_s for path in rounds)
-        words.append(
+        sentences.append(
             f"Half of a round's clients were done after {show_share(half_done_share)} of it; the "
             f"clients that ended last held the rounds up for {show_seconds(saved_s)} in all."
         )
     deadline_count = sum(path.by_deadline for path in rounds)
     if deadline_count:
-        rounds_in_all = count_rounds(len(rounds), paths.word)
-        words.append(f"The deadline ended {deadline_count:,} of {rounds_in_all}.")
+        sentences.append(f"The deadline ended {deadline_count:,} of {round_count}.")
     counts = Counter(path.device for path in rounds if path.device is not None)
     devices = []
     for device, count in counts.most_common(_MOST_DEVICES):
         devices.append(f"device {device} ({count_rounds(count, paths.word)})")
     if devices:
-        words.append(f"Waited for most often: {', '.join(devices)}.")
-    return words
+        sentences.append(f"Waited for most often: {', '.join(devices)}.")
+    return sentences
+
+
+def _lengths_in_words(paths: CriticalPaths) -> str:
+    """Return the end of a sentence on the usual and the longest round; empty for a single round."""
+    rounds = paths.rounds
+    if len(rounds) == 1:
+        return ""
+    longest = max(rounds, key=lambda path: path.seconds)
+    usual = show_seconds(median(path.seconds for path in rounds))
+    most = show_seconds(longest.seconds)
+    if most == usual:
+        return f": {usual} in the median and at most"
+    return f": {usual} in the median, {most} the longest ({paths.word} {longest.number})"
 
 
 def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
@@ -157,8 +162,10 @@ def _longest_in_words(path: RoundPath) -> list[str]:
         if path.by_deadline:
             clients = "the late client" if len(path.late) == 1 else "the late clients"
         words.append(f"Without {clients} it would have ended {show_seconds(path.saved_s)} sooner.")
-    is_idle = step.step in (WAIT, step_names.QUEUE)
-    if path.saved_s > 0 and path.clients_at_end == 1 and not is_idle and step.outcome == "done":
+    # twice the rate helps only a step that works, of the single client that ended last
+    has_one_last_client = path.saved_s > 0 and path.clients_at_end == 1
+    is_waiting = step.step in (WAIT, step_names.QUEUE)
+    if has_one_last_client and step.outcome == "done" and not is_waiting:
         gain = min(step.seconds / 2, path.saved_s)
         limit = ""
         if gain == path.saved_s:

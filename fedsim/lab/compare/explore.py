@@ -209,27 +209,29 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
     """
     second_costs = {line.line_index: line.mean.mean for line in second.ranked}
     points: list[CostPoint] = []
+    front: list[CostPoint] = []  # points that are on the front
     in_both = [line for line in first.ranked if line.line_index in second_costs]
     # The order of a ranking differs from this one if seeds were added until a decision, or if
     # variants with equal first costs differ in the second.
     for line in sorted(in_both, key=lambda line: (line.mean.mean, second_costs[line.line_index])):
-        cost = line.mean.mean
+        first_cost = line.mean.mean
         second_cost = second_costs[line.line_index]
-        front = [point for point in points if point.factor == 1]
-        factor = 1.0
-        closest_name = ""
         # points come in the order of the first cost, so the front's last point has the least second
         # cost
-        if front and second_cost >= front[-1].second:
-            factor = math.inf
-            for point in front:
-                if not (point.first and point.second):  # no ratio to a cost of 0
-                    continue
-                ratio = max(cost / point.first, second_cost / point.second)
-                if ratio < factor:
-                    factor = ratio
-                    closest_name = point.line.name
-        points.append(CostPoint(line, cost, second_cost, factor, closest_name))
+        if not front or second_cost < front[-1].second:
+            front.append(CostPoint(line, first_cost, second_cost, 1.0, ""))
+            points.append(front[-1])
+            continue
+        factor = math.inf  # by which the variant's costs exceed those of the closest point
+        closest_name = ""
+        for point in front:
+            if point.first == 0 or point.second == 0:  # no ratio to a cost of 0
+                continue
+            ratio = max(first_cost / point.first, second_cost / point.second)
+            if ratio < factor:
+                factor = ratio
+                closest_name = point.line.name
+        points.append(CostPoint(line, first_cost, second_cost, factor, closest_name))
     return ParetoFront(first, second, tuple(points))
 
 
@@ -326,17 +328,17 @@ def _figures_by_cell(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
     """
     import pandas as pd
 
-    means = {}
-    line_indices = []
-    for ranking in answer.rankings[:1]:
-        means = {line.line_index: line.mean.mean for line in ranking.ranked}
-        line_indices = sorted(line.line_index for line in ranking.entries if not line.reference)
     rows = []
-    for line_index in line_indices:
-        rows.append({**answer.cells[line_index], _FIGURE: means.get(line_index, math.nan)})
+    if answer.rankings:
+        ranking = answer.rankings[0]  # by the goal
+        means = {line.line_index: line.mean.mean for line in ranking.ranked}
+        variants = [line for line in ranking.entries if not line.reference]
+        for line_index in sorted(line.line_index for line in variants):
+            rows.append({**answer.cells[line_index], _FIGURE: means.get(line_index, math.nan)})
     frame = pd.DataFrame(rows)
-    keys = []
-    for key in map(str, frame.columns):
-        if key not in (_FIGURE, *PLACES) and frame[key].nunique() > 1:
-            keys.append(key)
-    return frame, keys
+    varying_keys = []
+    for column in map(str, frame.columns):
+        is_key = column not in (_FIGURE, *PLACES)
+        if is_key and frame[column].nunique() > 1:
+            varying_keys.append(column)
+    return frame, varying_keys

@@ -122,21 +122,22 @@ class Lines:
 
         A run has begun if it has a folder. If no run of any line has begun, all lines are kept.
         """
-        line_indices = [line_index for line_index, line in enumerate(self.lines) if line.is_begun]
-        if not line_indices:
+        begun_indices = [line_index for line_index, line in enumerate(self.lines) if line.is_begun]
+        if not begun_indices:
             return self
-        lines = tuple(self.lines[line_index] for line_index in line_indices)
+        new_indices: dict[int | None, int] = {}  # index in this comparison -> index in the copy
+        for new_index, line_index in enumerate(begun_indices):
+            new_indices[line_index] = new_index
+        lines = []
+        baselines = []  # for each line the index of its baseline; None if that is left out
+        for line_index in begun_indices:
+            lines.append(self.lines[line_index])
+            baselines.append(new_indices.get(self.baselines[line_index]))
         has_baseline = any(line.name == self.baseline for line in lines)
-        # a baseline that is left out, or None, has no new index
-        new_indices: dict[int | None, int] = {
-            line_index: new_index for new_index, line_index in enumerate(line_indices)
-        }
         return replace(
             self,
-            lines=lines,
-            baselines=tuple(
-                new_indices.get(self.baselines[line_index]) for line_index in line_indices
-            ),
+            lines=tuple(lines),
+            baselines=tuple(baselines),
             baseline=self.baseline if has_baseline else "",
             not_begun=tuple(dict.fromkeys(line.name for line in self.lines if not line.is_begun)),
         )
@@ -323,24 +324,29 @@ def _lines_of_study(path: Path, study: StudyIndex) -> list[ComparedLine]:
     """
     lines = []
     for variant in study.variants:
-        folders = [path / run.folder for run in variant.runs]
-        seeds = []
-        undone = []
-        for run, folder in zip(variant.runs, folders, strict=True):
+        finished_runs = []
+        undone = []  # seed and status of each run that is not done
+        seeds_in_order = []  # up to the first run that is not done
+        is_begun = False
+        for run in variant.runs:
+            folder = path / run.folder
+            is_begun = is_begun or folder.exists()
             if not is_done(folder):
                 undone.append((run.seed, _status_of(folder)))
-            elif not undone:  # seeds up to the first run that is not done
-                seeds.append(run.seed)
+                continue
+            finished_runs.append(RunFolder(folder))
+            if not undone:
+                seeds_in_order.append(run.seed)
         lines.append(
             ComparedLine(
                 variant.name,
-                tuple(RunFolder(folder) for folder in folders if is_done(folder)),
+                tuple(finished_runs),
                 planned=len(variant.runs),
                 point=tuple(variant.point.items()),
                 study=path.resolve().name,
                 reference=variant.reference,
-                is_begun=any(folder.exists() for folder in folders),
-                seeds_in_order=tuple(seeds),
+                is_begun=is_begun,
+                seeds_in_order=tuple(seeds_in_order),
                 undone=tuple(undone),
             )
         )

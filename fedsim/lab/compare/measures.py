@@ -454,13 +454,13 @@ def _battery_figures(run: RunFolder) -> Values:
     ``battery`` is the mean share (%) of a battery's capacity that a device drew, ``flat devices``
     the count of devices whose battery ran empty.
     """
-    rows = run.rows(ENERGY) if run.has(ENERGY) else []
+    energy_of_devices = run.rows(ENERGY) if run.has(ENERGY) else []
     shares = []
-    for row in rows:
-        has_battery = (row["capacity_j"] or math.inf) < math.inf
-        if has_battery:
+    for row in energy_of_devices:
+        capacity_j = row["capacity_j"]  # None, 0 or infinite without a battery
+        if capacity_j and capacity_j < math.inf:
             joules = sum(row[f"{phase}_j"] for phase in PHASES)
-            shares.append(joules / row["capacity_j"])
+            shares.append(joules / capacity_j)
     if not shares:
         return {"battery": None, "flat devices": None}
     flat_devices = set()

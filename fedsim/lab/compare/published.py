@@ -188,11 +188,11 @@ class PublishedFigures(Spec):
             row: name of the row.
             name: name of the measure.
         """
-        figures = self.published.get(row, {})
+        figures = self.published.get(row, {})  # by measure, or a list in the order of the measures
         if not isinstance(figures, Mapping):
             values = figures if isinstance(figures, list) else [figures]
             figures = dict(zip(self.measures, values, strict=False))
-        value = figures.get(name, math.nan)
+        value = figures.get(name, math.nan)  # papers' gaps are NaN, as TOML has no null
         return None if math.isnan(value) else float(value)
 
 
@@ -370,9 +370,9 @@ def _row_names(
     """
     names = []
     for row in tolerances_of_figures[0]:
+        tolerances = {tolerance_of_row[row] for tolerance_of_row in tolerances_of_figures}
         name = row
-        unusual = {by_row[row] for by_row in tolerances_of_figures} - {None, *usual_tolerances}
-        for tolerance in sorted(unusual):
+        for tolerance in sorted(tolerances - {None, *usual_tolerances}):
             name += f" (+-{tolerance:g})"
         names.append(name)
     return tuple(names)
@@ -410,12 +410,7 @@ class _MeasuredTable:
         self._table = table
         self._measures = published.measures
         self._lines = lines
-        # Figures are judged only at some grid values, such as full size. A line of this table has
-        # to have each of them.
-        self._is_judged = True
-        for key, value in published.judged.items():
-            where = {**table.at, key: value}
-            self._is_judged &= any(_has_values(line, where) for line in lines)
+        self._is_judged = self._has_judged_values(published.judged)
         self._titles = {}  # titles of rows for people, by name of the row
         for row in table.rows:
             variant = row.variant or row.name
@@ -424,14 +419,25 @@ class _MeasuredTable:
         self._rows = [row for row in table.rows if seeds_by_row[row.name]]  # rows with runs
         self._not_run = [row for row in table.rows if not seeds_by_row[row.name]]
         self._seeds = self._common_seeds(seeds_by_row)
-        measures_of_claims = [claim.measure for claim in table.claims if claim.measure]
-        # figures by measure and row, one for each of ``_seeds``; without measures that cannot be
-        # computed yet
+        # figures by measure and row, one for each of ``_seeds``
         self._values: dict[str, dict[str, list[float]]] = {}
         if self._seeds:
+            measures_of_claims = [claim.measure for claim in table.claims if claim.measure]
             for name in dict.fromkeys([*table.measures, *measures_of_claims]):
                 if self._is_measurable(self._measures[name]):
                     self._values[name] = self._compute(self._measures[name])
+
+    def _has_judged_values(self, judged: Mapping[str, object]) -> bool:
+        """Whether some line of this table has each grid value at which figures are judged.
+
+        Args:
+            judged: dict from key of the grid to value, such as the value of full size.
+        """
+        for key, value in judged.items():
+            where = {**self._table.at, key: value}
+            if not any(_has_values(line, where) for line in self._lines):
+                return False
+        return True
 
     def _seeds_of(self, row: PublishedRow) -> set[int]:
         """Return the seeds for which all lines that a row needs have a finished run.
@@ -490,20 +496,24 @@ class _MeasuredTable:
         Args:
             reading: how the figure is computed from a run.
         """
-        best_mean = 0.0
-        if reading.below_best is not None:  # the target depends on the best row
+        best_mean = 0.0  # only used if the target is relative to the best row
+        if reading.below_best is not None:
             peak_reading = reading.model_copy(update={"take": "max", "below_best": None})
-            peaks_of_rows = [self._read(peak_reading, row.where) for row in self._rows]
-            best_mean = max(math.fsum(values) / len(self._seeds) for values in peaks_of_rows)
+            mean_peaks = []
+            for row in self._rows:
+                peaks = self._read(peak_reading, row.where)
+                mean_peaks.append(math.fsum(peaks) / len(self._seeds))
+            best_mean = max(mean_peaks)
         figures = {}
         for row in self._rows:
-            values = self._read(reading, row.where, best_mean)
+            figures_by_seed = self._read(reading, row.where, best_mean)
             if reading.comparison:
                 where = {**row.where, **reading.comparison}
-                values = self._divide_or_subtract(
-                    reading, values, self._read(reading, where, best_mean)
+                compared_figures = self._read(reading, where, best_mean)
+                figures_by_seed = self._divide_or_subtract(
+                    reading, figures_by_seed, compared_figures
                 )
-            figures[row.name] = values
+            figures[row.name] = figures_by_seed
         return figures
 
     def _read(

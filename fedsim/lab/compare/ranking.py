@@ -250,18 +250,21 @@ class Ranking:
         """
         ranked = self.ranked
         tied = [ranked[0], *self.ties]
-        means = sorted(line.mean.mean for line in tied)
-        least = self.show(means[0])
-        most = self.show(means[-1])
-        figures = least if least == most else f"{least} to {most}"
-        unpaired = [] if self.decision is not None else self.unpaired
         count = f"{len(tied)} of {len(ranked)}"
         if len(tied) == len(ranked):
             count = "both" if len(tied) == 2 else f"all {len(tied)}"
-        text = f"{count} tie at {figures}"
+        means = sorted(line.mean.mean for line in tied)
+        means_text = self.show(means[0])
+        highest_text = self.show(means[-1])
+        if highest_text != means_text:
+            means_text += f" to {highest_text}"
+        text = f"{count} tie at {means_text}"
+        # a decision has compared all lines, whatever their seeds
+        unpaired = [] if self.decision is not None else self.unpaired
         worse_names = [line.name for line in ranked if line not in tied and line not in unpaired]
         if worse_names:
-            text += f"; {some_names(worse_names)} {'is' if len(worse_names) == 1 else 'are'} worse"
+            verb = "is" if len(worse_names) == 1 else "are"
+            text += f"; {some_names(worse_names)} {verb} worse"
         if unpaired:
             text += f"; {self._other_seeds_text(ranked[0])}"
         return text
@@ -276,25 +279,24 @@ class Ranking:
         """
         ties = self.ties
         near_names: list[str] = []  # of lines that more seeds may tell from the best
-        counts: list[int] = []
+        more_seeds: list[int] = []
         for line in ties:
             count = self._count_more_seeds(line, first)
             if count is not None:
                 near_names.append(line.name)
-                counts.append(count)
+                more_seeds.append(count)
         names = some_names([line.name for line in ties])
         doubt = f"These {first.run_count} seeds cannot distinguish it from {names}."
-        if not counts:
+        if not more_seeds:
             return doubt
+        opening = "About"
         if len(near_names) < len(ties):
-            doubt = f"{doubt} For {some_names(near_names)},"
-            about = "about"
-        else:
-            about = "About"
-        up_to = f" to {max(counts)}" if max(counts) > min(counts) else ""
-        noun = "seed" if max(counts) == 1 else "seeds"
-        number = f"{about} {min(counts)}{up_to}"
-        return f"{doubt} {number} more {noun} would, if they differ as these do."
+            opening = f"For {some_names(near_names)}, about"
+        least = min(more_seeds)
+        most = max(more_seeds)
+        number = f"{least} to {most}" if most > least else f"{least}"
+        noun = "seed" if most == 1 else "seeds"
+        return f"{doubt} {opening} {number} more {noun} would, if they differ as these do."
 
     def _count_more_seeds(self, line: RankedLine, first: RankedLine) -> int | None:
         """Estimate how many more seeds would show that a variant is worse than the best one.

@@ -220,17 +220,17 @@ class _Race:
         rows = [row for row in self._contender_rows if self._counts[row] >= count]
         if math.isinf(unit_radius) or len(rows) < 2:
             return
-        costs = self._costs[rows, :count]
+        costs = self._costs[rows, :count]  # [lines, seeds]
         # entry [i, j]: lower bound on how much worse line ``rows[i]`` is than line ``rows[j]``
-        lows = np.empty((len(rows), len(rows)))
-        for column, other_costs in enumerate(costs):
-            means, halves = _intervals(costs - other_costs, unit_radius)
-            lows[:, column] = means - halves
-            pairs = rows, rows[column]  # numpy index: all lines, each with the line of the column
-            self._worse_at_most[pairs] = np.minimum(self._worse_at_most[pairs], means + halves)
-        for position, row in enumerate(rows):
-            surest = int(lows[position].argmax())  # the line that is most surely better
-            if lows[position, surest] > 0:
+        worse_at_least = np.empty((len(rows), len(rows)))
+        for j, row in enumerate(rows):
+            means, halves = _intervals(costs - costs[j], unit_radius)
+            worse_at_least[:, j] = means - halves
+            earlier_bounds = self._worse_at_most[rows, row]
+            self._worse_at_most[rows, row] = np.minimum(earlier_bounds, means + halves)
+        for i, row in enumerate(rows):
+            surest = int(worse_at_least[i].argmax())  # the line that is most surely better
+            if worse_at_least[i, surest] > 0:
                 self._contender_rows.remove(row)
                 better = self._line_indices[rows[surest]]
                 self._losses.append(DroppedLine(self._line_indices[row], count, better))

@@ -204,12 +204,13 @@ class Comparison:
         identity = self._identity_columns()
         if not self.lines.are_runs:
             identity = [column for column in identity if column.head != "strategy"]
+        mean_columns = [self._mean_column(measure) for measure in self._short_measures(answers)]
         columns = []
-        for column in (*identity, *map(self._mean_column, self._short_measures(answers))):
+        for column in (*identity, *mean_columns):
             cells = tuple(column.cells[row] for row in rows)
-            column = replace(column, topic="", cells=cells)
-            if not column.is_empty:
-                columns.append(column)
+            short_column = replace(column, topic="", cells=cells)
+            if not short_column.is_empty:
+                columns.append(short_column)
         return ComparedTable(tuple(columns), tuple(self._short_notes(len(rows))))
 
     def _short_notes(self, shown_count: int) -> Iterator[str]:
@@ -378,13 +379,13 @@ class Comparison:
         The heading is the last part of the key, or the whole key if another column would have the
         same heading.
         """
-        keys: dict[str, None] = {}
+        keys: list[str] = []
         for line in self.lines.lines:
-            keys.update(dict.fromkeys(key for key, _ in line.point))
+            keys += [key for key, _ in line.point if key not in keys]
         heads = {}
         for key in keys:
-            short = short_key(key, keys)
-            heads[key] = key if short in _RESERVED_HEADS else short
+            last_part = short_key(key, keys)
+            heads[key] = key if last_part in _RESERVED_HEADS else last_part
         return heads
 
     def _point_cells(self, line: ComparedLine) -> dict[str, Cell]:
@@ -453,14 +454,16 @@ class Comparison:
         """
         lines = self.lines.lines
         reason = explain_absence(measure, lines[line_index], self._figures[line_index])
-        if not reason and baseline_index is not None:
-            reason = explain_absence(measure, lines[baseline_index], self._figures[baseline_index])
-            seeds = self.lines.seeds_of(line_index)
-            if reason:
-                reason = f"baseline: {reason}"
-            elif seeds != self.lines.seeds_of(baseline_index):
-                reason = _OTHER_SEEDS
-        return Absent(reason) if reason else None
+        if reason:
+            return Absent(reason)
+        if baseline_index is None:
+            return None
+        reason = explain_absence(measure, lines[baseline_index], self._figures[baseline_index])
+        if reason:
+            return Absent(f"baseline: {reason}")
+        if self.lines.seeds_of(line_index) != self.lines.seeds_of(baseline_index):
+            return Absent(_OTHER_SEEDS)
+        return None
 
     def _lines_with_baseline(self) -> Iterator[tuple[int, int]]:
         """Yield the indices of each line (variant or run) with a baseline, and of the baseline."""
@@ -496,7 +499,8 @@ class Comparison:
         """
         pairs = self._pairs(line_index, baseline_index, measure)
         runs = max(len(self._figures[line_index]), len(self._figures[baseline_index]))
-        return pairs if len(pairs) == self._pairs_expected(line_index, baseline_index, runs) else {}
+        is_complete = len(pairs) == self._pairs_expected(line_index, baseline_index, runs)
+        return pairs if is_complete else {}
 
     def _pairs_expected(self, line_index: int, baseline_index: int, usual_count: int) -> int:
         """Return how many pairs of values a line and its baseline should have.

@@ -60,8 +60,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        target = urlsplit(newurl).scheme
-        if target not in _SCHEMES or (req.type == "https" and target != "https"):
+        scheme = urlsplit(newurl).scheme
+        loses_encryption = req.type == "https" and scheme != "https"
+        if scheme not in _SCHEMES or loses_encryption:
             raise _UnusableError(f"it redirects to {newurl[:80]!r}, which is not followed")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -129,18 +130,16 @@ class FileTransfer:
             if not self._is_complete():
                 self._download_rest(url, earlier_bytes)
             if not self._is_complete():
-                has_grown = self.present() > earlier_bytes
-                if not has_grown:
-                    break
-                continue  # another connection may bring the rest
+                if self.present() > earlier_bytes:
+                    continue  # another connection may bring the rest
+                break
             difference = self._difference()
             if not difference:
                 return
             self._part.unlink()
-            is_all_from_here = not earlier_bytes
-            if is_all_from_here:
+            if earlier_bytes == 0:  # all of the wrong file is from this address
                 raise _UnusableError(difference)
-            # otherwise the earlier part may be of another file: the next attempt begins anew
+            # the earlier part may be of another file: the next attempt begins anew
         raise _UnusableError(f"it ended after {show_bytes(self.present())}{self._of_size()}")
 
     def _download_rest(self, url: str, earlier_bytes: int) -> None:

@@ -93,14 +93,15 @@ def selections(run: RunFolder) -> "pd.DataFrame":
     names = ["kind", "task", "device", "round", "group", "step", "outcome", "data"]
     kinds = ("task-start", "step-end", "task-end")
     events = pd.DataFrame(run.events_of(kinds, names), columns=names)
-    # a continuation has the number of the selection that it belongs to
-    number = _is_selection(events).groupby(events["device"]).cumsum()
-    trainings = events[(events["kind"] == "step-end") & (events["step"] == "train")]
-    lacks_epoch = trainings["data"].map(lambda data: not parse_json(data)["epochs"]).astype(bool)
+    # number of the device's selection that an event belongs to, from 1
+    selection = _is_selection(events).groupby(events["device"]).cumsum()
     ends = events[(events["kind"] == "task-end") & events["round"].notna()]
-    ends = ends.assign(number=number).drop_duplicates(["device", "number"], keep="last")
-    has_epoch = ~ends["task"].isin(trainings["task"][lacks_epoch])
-    return ends[["device", "group"]].assign(valid=(ends["outcome"] == "done") & has_epoch)
+    # a task and its continuations are one selection, which ends with the last of them
+    ends = ends.assign(selection=selection).drop_duplicates(["device", "selection"], keep="last")
+    trainings = events[(events["kind"] == "step-end") & (events["step"] == "train")]
+    has_no_epoch = trainings["data"].map(lambda data: not parse_json(data)["epochs"]).astype(bool)
+    is_unfinished = ends["task"].isin(trainings["task"][has_no_epoch])
+    return ends[["device", "group"]].assign(valid=(ends["outcome"] == "done") & ~is_unfinished)
 
 
 def _is_selection(events: "pd.DataFrame") -> "pd.Series[bool]":

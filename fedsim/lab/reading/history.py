@@ -220,11 +220,11 @@ class History:
         ``group``, the previous group (``before``), and the reason (``why``). A group of -1 stands
         for no group.
         """
-        rows = self.of("assign")
-        data = [parse_data(text) for text in rows["data"]]
-        assignments = rows[["time", "device", "period", "group"]].reset_index(drop=True)
-        assignments["before"] = pd.Series([entry["before"] for entry in data], dtype=float)
-        assignments["why"] = pd.Series([str(entry["why"]) for entry in data], dtype=str)
+        records = self.of("assign")
+        fields = [parse_data(text) for text in records["data"]]  # of each record, in JSON
+        assignments = records[["time", "device", "period", "group"]].reset_index(drop=True)
+        assignments["before"] = pd.Series([record["before"] for record in fields], dtype=float)
+        assignments["why"] = pd.Series([str(record["why"]) for record in fields], dtype=str)
         assignments = assignments.fillna({"group": NO_GROUP, "before": NO_GROUP})
         return assignments.astype({"device": int, "group": int, "before": int})
 
@@ -275,13 +275,15 @@ class History:
             {"device": population.index, "time": population["arrival"], "group": NO_GROUP}
         )
         assignments = self.assignments[["device", "time", "group"]]
-        rows = pd.concat([arrivals, assignments], ignore_index=True)
+        stays = pd.concat([arrivals, assignments], ignore_index=True)
         # device by device, from the arrival on, in the order of the records
-        rows = rows.sort_values("device", kind="stable").rename(columns={"time": "start"})
-        departure = rows["device"].map(population["departure"]).clip(upper=self.end)
-        start = np.maximum(rows["start"], rows["device"].map(population["arrival"]))
-        end = np.minimum(_next_start(rows, departure), departure)
-        return _drop_empty(rows.assign(start=start, end=end))
+        stays = stays.sort_values("device", kind="stable").rename(columns={"time": "start"})
+        arrival = stays["device"].map(population["arrival"])
+        departure = stays["device"].map(population["departure"]).clip(upper=self.end)
+        # an assignment may lie outside of the time in which the device is present
+        start = np.maximum(stays["start"], arrival)
+        end = np.minimum(_next_start(stays, departure), departure)
+        return _drop_empty(stays.assign(start=start, end=end))
 
     @property
     def groups(self) -> list[int]:

@@ -95,14 +95,15 @@ def costs_until_target(
     traffic = 0.0
     for count, row in enumerate(rows, start=1):
         traffic += total_of_round(row)
-        if target.is_reached(row.get(target.metric), summary):
-            # in the order of ``COSTS``
-            costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
-            rows_so_far = rows[:count]
-            for name in _METERED_COSTS:
-                values = [entry[name] for entry in rows_so_far if entry.get(name) is not None]
-                costs.append(math.fsum(values) if len(values) == count else None)
-            return dict(zip(COSTS, costs, strict=True))
+        if not target.is_reached(row.get(target.metric), summary):
+            continue
+        # in the order of ``COSTS``
+        costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
+        for name in _METERED_COSTS:
+            values = [earlier[name] for earlier in rows[:count] if earlier.get(name) is not None]
+            is_complete = len(values) == count
+            costs.append(math.fsum(values) if is_complete else None)
+        return dict(zip(COSTS, costs, strict=True))
     return dict.fromkeys(COSTS)
 
 

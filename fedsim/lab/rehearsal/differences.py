@@ -308,7 +308,7 @@ def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
     Returns:
         Dict from name of a quantity to its values, as ``Differences.wire`` has it.
     """
-    parts: dict[str, list[float]] = defaultdict(list)
+    values: dict[str, list[float]] = defaultdict(list)
     for (_, device), task in times.tasks.items():
         for span in task.spans:
             direction = DIRECTIONS.get(span.step)
@@ -318,11 +318,11 @@ def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
             if passage is None:
                 continue
             wait_before, wait_after = WAITS[span.step]
-            parts[wait_before].append(passage.first - span.start)
-            parts[f"{span.step} on the wire"].append(passage.last - passage.first)
-            parts[wait_after].append(max(0.0, span.end - passage.last))
-            parts[f"bytes on the wire / payload, {direction}"].append(passage.bytes / span.bytes)
-    return dict(parts)
+            values[wait_before].append(passage.first - span.start)
+            values[f"{span.step} on the wire"].append(passage.last - passage.first)
+            values[wait_after].append(max(0.0, span.end - passage.last))
+            values[f"bytes on the wire / payload, {direction}"].append(passage.bytes / span.bytes)
+    return dict(values)
 
 
 def lines(differences: Differences, title: str) -> Iterator[str]:

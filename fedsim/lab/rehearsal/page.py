@@ -60,14 +60,6 @@ def write_page(
         simulated_only: names of the scenario's keys that the rehearsal does not apply.
     """
     title = f"Rehearsal of {run.summary['name']}"
-    settings = run.summary["measured"]  # of the rehearsal, and versions of its software
-    slept = "training slept for the scenario's time" if settings["pace"] else "training was real"
-    waits = ""
-    if "longest_wait_s" in settings:  # folders of earlier versions lack it
-        longest_s = settings["longest_wait_s"]
-        waits = "; Flower's own waits"
-        if longest_s is not None:
-            waits = f"; Flower's waits were shortened to {show_seconds(longest_s)}"
     parts = [
         el(
             "header",
@@ -89,18 +81,31 @@ def write_page(
             el("h2", "Tasks that were not done"),
             _undone(uncalibrated),
         ),
-        el(
-            "footer",
-            el(
-                "p",
-                f"Written by fedsim {__version__}. Measured with Flower {settings['flwr']} on "
-                f"{settings.get('nodes', '?')} SuperNodes of one machine; {slept}{waits}. Times are real "
-                "seconds of the rehearsal, and simulated seconds of the simulation.",
-            ),
-        ),
+        el("footer", el("p", _footer_text(run))),
     ]
     with writing(path) as beside:
         beside.write_text(_document(title, join(*parts)), encoding="utf-8")
+
+
+def _footer_text(run: RunFolder) -> str:
+    """Return the text of the footer: versions and settings of a rehearsal, and its units of time.
+
+    Args:
+        run: the measured run folder of the rehearsal.
+    """
+    settings = run.summary["measured"]  # of the rehearsal, and versions of its software
+    training = "training slept for the scenario's time" if settings["pace"] else "training was real"
+    waits = ""
+    if "longest_wait_s" in settings:  # folders of earlier versions lack it
+        longest_s = settings["longest_wait_s"]
+        waits = "; Flower's own waits"
+        if longest_s is not None:
+            waits = f"; Flower's waits were shortened to {show_seconds(longest_s)}"
+    return (
+        f"Written by fedsim {__version__}. Measured with Flower {settings['flwr']} on "
+        f"{settings.get('nodes', '?')} SuperNodes of one machine; {training}{waits}. Times are real "
+        "seconds of the rehearsal, and simulated seconds of the simulation."
+    )
 
 
 def _document(title: str, body: Markup) -> str:
@@ -190,13 +195,12 @@ def _phases(uncalibrated: Differences, calibrated: Differences | None) -> Markup
         calibrated: differences to the simulation of the fitted world, which add two columns; None
             if there is none.
     """
-    calibrated_pairs = {} if calibrated is None else calibrated.phases
     rows = []
-    for name, pairs in uncalibrated.phases.items():
+    for name, pairs in uncalibrated.phases.items():  # pairs of measured and simulated lengths
         row = [name, *_cells(mean_of(pairs))]
         if calibrated is not None:
-            pairs_of_step = calibrated_pairs.get(name)
-            row += _calibrated_cells(mean_of(pairs_of_step) if pairs_of_step else None)
+            calibrated_pairs = calibrated.phases.get(name)
+            row += _calibrated_cells(mean_of(calibrated_pairs) if calibrated_pairs else None)
         rows.append(row)
     for name, values in uncalibrated.wire.items():  # waits (s), and ratios of bytes
         mean = fmean(values)

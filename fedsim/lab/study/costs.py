@@ -249,14 +249,16 @@ def forecast_lines(forecast: StudyForecast, shard: StudyShard | None) -> list[st
         forecast: the forecast.
         shard: the shard; None for a study without shards.
     """
-    shares = forecast.shares
-    share = shares[0] if shard is None else shares[shard.number - 1]
-    name = "the study" if shard is None else f"shard {shard}"
-    lines = [_describe(share, name, forecast.workers)]
-    if 0 < share.untold < share.runs:
-        lines.append(f"that leaves out {counted(share.untold, 'run')}, whose cost cannot be told")
+    cost = forecast.shares[0]
+    name = "the study"
     if shard is not None:
-        lines.append(_describe_range(shares))
+        cost = forecast.shares[shard.number - 1]  # shards are numbered from 1
+        name = f"shard {shard}"
+    lines = [_describe(cost, name, forecast.workers)]
+    if 0 < cost.untold < cost.runs:
+        lines.append(f"that leaves out {counted(cost.untold, 'run')}, whose cost cannot be told")
+    if shard is not None:
+        lines.append(_describe_range(forecast.shares))
     if forecast.tried < forecast.variants:
         lines.append(
             f"the beginnings of {forecast.tried} of {forecast.variants} variants were tried; the "
@@ -265,18 +267,18 @@ def forecast_lines(forecast: StudyForecast, shard: StudyShard | None) -> list[st
     return lines
 
 
-def _describe(share: ShareCost, name: str, workers: int) -> str:
+def _describe(cost: ShareCost, name: str, workers: int) -> str:
     """Return a sentence on the predicted cost of a study or a shard, called ``name``."""
-    if not share.runs:
+    if not cost.runs:
         return f"nothing is left to do of {name}"
-    if share.untold == share.runs:
-        return f"the cost of {name}, {counted(share.runs, 'run')}, cannot be told"
-    at_a_time = min(workers, share.runs)
+    if cost.untold == cost.runs:
+        return f"the cost of {name}, {counted(cost.runs, 'run')}, cannot be told"
+    at_a_time = min(workers, cost.runs)
     plural = "" if at_a_time == 1 else "s"
     return (
-        f"here {name} takes about {show_seconds(share.real_s)} with {at_a_time} run{plural} at a "
-        f"time; it needs about {show_bytes(share.memory_bytes)} of memory and "
-        f"{show_bytes(share.disk_bytes)} on disk"
+        f"here {name} takes about {show_seconds(cost.real_s)} with {at_a_time} run{plural} at a "
+        f"time; it needs about {show_bytes(cost.memory_bytes)} of memory and "
+        f"{show_bytes(cost.disk_bytes)} on disk"
     )
 
 

@@ -108,7 +108,7 @@ class StudyProgress:
         self._stop_live()
         self._orders = orders
         self._shares = [0.0] * len(orders)  # how far each run is, 0..1
-        self._ended = 0
+        self._ended = 0  # count of runs that are done or failed
         self._rounds: dict[int, int] = {}  # rounds of each active run
         self._start_time = time.perf_counter()
         self._last_line = self._start_time  # real time of the last printed line
@@ -333,12 +333,11 @@ class WorkerPool:
             worker = self._idle.pop() if self._idle else self._start_worker()
             self._progress.started(order_index)
         news = self._carry_out_with(worker, order_index, order)
-        # After an interrupt, a run without news counts as interrupted. The signal may have killed
-        # the worker before the worker could handle it.
-        ended = Ended(order, "interrupted")
         if news is not None:
             ended = Ended(order, **news["run"])
-        elif not self._interrupted:
+        elif self._interrupted:  # the signal may have killed the worker before it could handle it
+            ended = Ended(order, "interrupted")
+        else:
             ended = _outcome_of_death(order, worker.wait())
         with self._lock:
             self._progress.ended(order_index, ended)

@@ -171,12 +171,13 @@ class Range(Spec):
         if self.is_whole:  # each whole number gets an interval of the same length
             start = low - 0.5
             end = high + 0.5
-        number: Number = start + share * (end - start)
         if self.log:
-            number = start * (end / start) ** share
+            number: Number = start * (end / start) ** share
+        else:
+            number = start + share * (end - start)
         if self.is_whole:
             number = math.floor(number + 0.5)
-        return min(max(number, low), high)
+        return min(max(number, low), high)  # rounding may leave the range
 
     def scenario_value(self, number: Number) -> object:
         """Convert a number of the range to a value for a scenario, with the range's unit.
@@ -354,8 +355,8 @@ class RandomSearch(Search):
             values = {}
             for key, candidates in space.items():
                 # a draw for each variant, key and trial, which depends on no other draw
-                share = streams.uniform(f"search/{line}/{key}", trial_index)
-                values[key] = candidates.scenario_value(candidates.at(share))
+                position = streams.uniform(f"search/{line}/{key}", trial_index)
+                values[key] = candidates.scenario_value(candidates.at(position))
             trials.append(values)
         return trials
 
@@ -388,10 +389,10 @@ class OptunaSearch(Search):
         study, distributions = _to_optuna(space, results, sampler)
         trials = []
         for _ in range(count):
-            numbers = study.ask(distributions).params
-            trials.append(
-                {key: space[key].scenario_value(number) for key, number in numbers.items()}
-            )
+            values = {}
+            for key, number in study.ask(distributions).params.items():
+                values[key] = space[key].scenario_value(number)
+            trials.append(values)
         return trials
 
 

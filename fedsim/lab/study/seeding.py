@@ -124,17 +124,13 @@ class Seeding:
         for world in self.worlds:
             if world.outcome.is_over:
                 continue
-            # ``names`` is a dict by index: of a line there, which is a variant of the study here
-            counts = {
-                variant_index: len(self._run_folders_of(variant_index))
-                for variant_index in world.names
-            }
-            target_counts = next_counts(world.outcome, counts)
+            counts = {}  # of the seeds of each variant so far, by index of the variant
             cost_s = {}  # a further run is expected to take as long as the longest so far
-            for variant_index in target_counts:
-                cost_s[variant_index] = max(
-                    wall_s[folder] for folder in self._run_folders_of(variant_index)
-                )
+            for variant_index in world.names:
+                folders = self._run_folders_of(variant_index)
+                counts[variant_index] = len(folders)
+                cost_s[variant_index] = max(wall_s[folder] for folder in folders)
+            target_counts = next_counts(world.outcome, counts)
             new_counts = self._fit_in_budget(target_counts, counts, cost_s, left_s)
             for variant_index, count in new_counts.items():
                 left_s -= (count - counts[variant_index]) * cost_s[variant_index]
@@ -155,7 +151,7 @@ class Seeding:
             target_counts: count of seeds that each of these variants should have, by index of the
                 variant.
             counts: count of seeds that each variant has, by index.
-            cost_s: expected real time of a run of each variant in ``target_counts`` (s).
+            cost_s: expected real time of a run of each variant, by index (s).
             left_s: rest of the budget of real time (s).
 
         Returns:
@@ -167,16 +163,17 @@ class Seeding:
         least_count = min(counts[variant_index] for variant_index in target_counts) + 1
         # from the greatest count down, to the first one that the budget allows
         for count in range(max(target_counts.values()), least_count - 1, -1):
-            additional = {
-                variant_index: count - counts[variant_index]
-                for variant_index in target_counts
-                if counts[variant_index] < count
-            }
-            expected_s = math.fsum(
-                additional[variant_index] * cost_s[variant_index] for variant_index in additional
-            )
-            if sum(additional.values()) <= runs_left and expected_s <= left_s:
-                return dict.fromkeys(additional, count)
+            growing = []  # variants that would get more seeds
+            new_runs = 0
+            costs_s = []
+            for variant_index in target_counts:
+                additional = count - counts[variant_index]
+                if additional > 0:
+                    growing.append(variant_index)
+                    new_runs += additional
+                    costs_s.append(additional * cost_s[variant_index])
+            if new_runs <= runs_left and math.fsum(costs_s) <= left_s:
+                return dict.fromkeys(growing, count)
         return {}
 
     def _run_folders_of(self, variant_index: int) -> list[Path]:

@@ -102,17 +102,15 @@ class SharedTrials(Trials):
 
     @override
     def runs_of_others(self) -> set[Path]:
-        # all planned runs, but not the runs of trials that this process has claimed
-        folders: set[Path] = set()
+        planned: set[Path] = set()
         for line in self.lines:
             for trial in line.trials:
                 runs = self.study.runs_of.get(trial.variant.folder, [])
-                folders.update(run.folder for run in runs)
+                planned.update(run.folder for run in runs)
+        claimed: set[Path] = set()  # by this process
         for trial in self._open:
-            folders.difference_update(
-                run.folder for run in self.study.runs_of[trial.variant.folder]
-            )
-        return folders
+            claimed.update(run.folder for run in self.study.runs_of[trial.variant.folder])
+        return planned - claimed
 
     @override
     def begin(self, path: Path, try_to_build: Build) -> None:

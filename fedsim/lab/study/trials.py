@@ -453,21 +453,21 @@ class Trials:
         best = self.best(line)
         if best is None or best.value is None:
             return f"{line.variant.label}: no trial has {self.search.metric} ({counts})"
-        values = []
+        settings = []
         for key, value in best.values.items():
-            values.append(f"{short_key(key, best.values)} = {value}")
+            settings.append(f"{short_key(key, best.values)} = {value}")
         formats = {"s": show_seconds, "device-s": show_seconds, "bytes": show_bytes}
-        show = formats.get(self._metric.unit, "{:.4g}".format)
+        format_metric = formats.get(self._metric.unit, "{:.4g}".format)
         text = f"{line.variant.label}: best is trial {best.number}, {self.search.metric} "
-        text += f"{show(best.value)}: {', '.join(values)} ({counts})"
-        # the share of the differences between trials that each key explains
-        share_of_key = importances(self.search.space_of(line.variant.name), self._results(line))
-        if share_of_key:
-            explained = []
-            for key, share in share_of_key.items():
-                explained.append(f"{short_key(key, share_of_key)} {show_share(share)}")
+        text += f"{format_metric(best.value)}: {', '.join(settings)} ({counts})"
+        # share of the differences between trials that each key explains, by key
+        explained = importances(self.search.space_of(line.variant.name), self._results(line))
+        if explained:
+            shares = []
+            for key, share in explained.items():
+                shares.append(f"{short_key(key, explained)} {show_share(share)}")
             text += "; of how its trials rank each key explains: "
-            text += f"{', '.join(explained)} (Optuna's fANOVA)"
+            text += f"{', '.join(shares)} (Optuna's fANOVA)"
         return text
 
 
