@@ -99,7 +99,7 @@ def carry_out(job: AppJob) -> AppReply:
     """
     replace_all()
     label = f"the ClientApp of device {job.device}"
-    if job.run not in _loaded:
+    if job.run not in _loaded:  # the first message of the run in this process
         _loaded.clear()
         _loaded[job.run] = AppHalf(job.app, "client", job.seeds[0])
     half = _loaded[job.run]

@@ -140,10 +140,14 @@ class SamplesTaken:
         if is_training(kind):
             passes, key = self._time.passes_over(config)
             factor_text = f" x {passes:g} ({key})"
+        # the least and the greatest count of examples so far
         least, most, _ = self._ranges.get(kind, (examples, examples, ""))
         self._ranges[kind] = min(least, examples), max(most, examples), factor_text
         expected = examples * passes
-        if counted and not expected / _WARNING_RATIO <= counted <= expected * _WARNING_RATIO:
+        if not counted:  # not counted, or the app has called no torch module
+            return
+        is_close = expected / _WARNING_RATIO <= counted <= expected * _WARNING_RATIO
+        if not is_close:
             self._warn(kind, examples, expected, counted)
 
     def _warn(self, kind: str, examples: float, expected: float, counted: float) -> None:

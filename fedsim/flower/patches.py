@@ -179,9 +179,11 @@ def replace_all() -> None:
         _replace_clock(f"{name}_ns", 1e9, begin_s)
     _replace_sleep()
     message_module.now = _message_time
-    make = client_app.make_ffn
-    client_app.make_ffn = lambda function, mods: make(_note_reply(function), mods)
+    # the ClientApp's reply is noted before mods, wrappers of its function, change it
+    wrap_by_mods = client_app.make_ffn
+    client_app.make_ffn = lambda function, mods: wrap_by_mods(_note_reply(function), mods)
     _replace(Strategy, "start", _start_strategy)
+    # legacy apps: without threads; models and metrics are stored in the session
     for module in (app, default_workflows, app_utils):
         _replace(module, "start_update_client_manager_thread", _follow_nodes)
     _replace(SimpleClientManager, "wait_for", _wait_for)
@@ -332,13 +334,13 @@ def _follow_nodes(
         A thread that has ended, its stop event, and the event that the manager is ready; the last
         two are set.
     """
-    thread = threading.Thread()
+    thread = threading.Thread()  # has no function, and ends at once
     stop = threading.Event()
-    done = threading.Event()
+    is_ready = threading.Event()  # set by the update
     stop.set()
     thread.start()
-    app_utils._update_client_manager(grid, manager, stop, done)
-    return thread, stop, done
+    app_utils._update_client_manager(grid, manager, stop, is_ready)
+    return thread, stop, is_ready
 
 
 def _wait_for(

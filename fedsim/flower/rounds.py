@@ -115,6 +115,7 @@ class AppRounds:
             self._open_round = AppRound(self._round_count, app_number)
             self._round_count += 1
             self._targets.clear()
+        # the next message begins a round by a comparison with these (``_begins_round``)
         if arrays is not None:
             self._arrays = arrays
         self._targets.add(target)
@@ -170,14 +171,14 @@ class AppRounds:
         weight = 1.0 if examples is None else examples
         for record in reply.content.values():
             if not isinstance(record, ArrayRecord):
-                self.seen.update(record)
-        if self._can_open_round(reply):
-            age = 0 if asked_in is None else current.number - asked_in.number
+                self.seen.update(record)  # the names of its metrics
+        if self._can_open_round(reply):  # it is of a kind of message that belongs to rounds
+            age = 0 if asked_in is None else current.number - asked_in.number  # staleness
             current.updates.append(ReceivedUpdate(task, weight, age))
         columns = ("train_loss",) if _is_training(reply) else ("accuracy", "loss")
         for column in columns:
             value = find_metric(reply.content, self._names[column])
-            if value is not None:
+            if value is not None:  # adds to the round's mean, weighted by examples
                 current.sums[column] += value * weight
                 current.weights[column] += weight
 
@@ -191,7 +192,10 @@ class AppRounds:
         """
         self.seen.update(figures)
         current = self._open_round
-        if current is None or current.app_number not in (app_number, None):
+        if current is None:
+            return
+        is_of_other_round = current.app_number is not None and current.app_number != app_number
+        if is_of_other_round:
             return
         for column, name in self._names.items():
             if name in figures:

@@ -118,6 +118,7 @@ class Session(SessionBase):
         self._server = server
         self._app = read_app(params.app, params.run_config)
         self.folder = self._app.folder
+        # Flower's IDs, random 63-bit integers: of each device's node, and last of the run
         ids = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1)
         *self._nodes, self.run_id = ids.tolist()
         self._device_of = {node: device for device, node in enumerate(self._nodes)}
@@ -128,15 +129,15 @@ class Session(SessionBase):
         self.rounds = AppRounds(names, self._close_round)
         self.model: ArrayRecord | None = None
         self.strategy: object = None
-        self._samples: SamplesTaken | None = None
+        self._samples: SamplesTaken | None = None  # notes on sample counts, if time is by samples
         if isinstance(params.time, SamplesTime):
             self._samples = SamplesTaken(params.time)
-        self._sent: dict[str, Sent] = {}
+        self._sent: dict[str, Sent] = {}  # ID -> message, for all messages so far
         self._in_progress: dict[int, Sent] = {}  # device -> the message that it handles
-        self._queues: dict[int, deque[Sent]] = defaultdict(deque)
+        self._queues: dict[int, deque[Sent]] = defaultdict(deque)  # device -> its next messages
         self._awaited = set[int]()  # unavailable devices for which ``on_return`` will be called
         self._unanswered = 0  # count of messages that have no reply yet
-        self._task_counts = Counter[int]()
+        self._task_counts = Counter[int]()  # device -> count of its tasks so far
         # rounds of done tasks that do not count, because a later task of the same device does
         self._continued: list[AppRound] = []
         self._finished: dict[int, AppRound] = {}  # device -> round of its last task, if done
@@ -291,17 +292,19 @@ class Session(SessionBase):
         self._record_updates(ended)
         metrics: dict[str, float | None] = {}
         for name, weight in ended.weights.items():
-            if weight:
+            if weight:  # the mean over the replies, weighted by examples
                 metrics[name] = ended.sums[name] / weight
-        metrics.update(ended.figures)
+        metrics.update(ended.figures)  # measured by the ServerApp itself
         for name, value in metrics.items():
             if value is not None and not math.isfinite(value):
                 metrics[name] = None  # of a model that has diverged
-        counts = dict.fromkeys(COUNTED_AS.values(), 0)
+        # several outcomes of tasks may count in one column
+        task_counts = dict.fromkeys(COUNTED_AS.values(), 0)
         for outcome, column in COUNTED_AS.items():
-            counts[column] += ended.ends[outcome]
-        selected = sum(counts.values())
-        if not self._server.note_round(ended.number, metrics, selected=selected, **counts):
+            task_counts[column] += ended.ends[outcome]
+        selected = sum(task_counts.values())
+        goes_on = self._server.note_round(ended.number, metrics, selected=selected, **task_counts)
+        if not goes_on:
             raise RunOver
 
     def _record_updates(self, ended: AppRound) -> None:
@@ -357,6 +360,37 @@ class Session(SessionBase):
             message: the message.
             sizes: ``id(content)`` -> bytes, a cache to which the message's content is added.
         """
+        device = self._receiver_of(message)
+        metadata = message.metadata
+        number = len(self._sent)
+        name = f"message-{number}"
+        metadata.__dict__["_message_id"] = name
+        current_round = self.rounds.round_of(message)
+        copy = deepcopy(message)  # the copy shares the arrays' bytes
+        # the first arrays of a message are the app's model
+        self.model = next(iter(copy.content.array_records.values()), None) or self.model
+        copy.metadata.created_at = EPOCH_S + self._server.now
+        content_id = id(message.content)
+        if content_id not in sizes:
+            sizes[content_id] = bytes_of_content(copy.content)
+        size = bytes_of(copy, sizes[content_id])
+        sent = Sent(copy, number, device, size, current_round)
+        self._sent[name] = sent
+        self._server.timer(f"expire {number}", self._server.now + metadata.ttl)
+        self._queues[device].append(sent)
+        self._idle_waits = 0
+        self._unanswered += 1
+        if not self._server.clients.idle(device):
+            self._start_timeout(sent)
+        self._send_next(device)
+        return name
+
+    def _receiver_of(self, message: Message) -> int:
+        """Return the device of the node to which a message is addressed.
+
+        Raises:
+            ValueError: the message cannot be sent, or there is no such node.
+        """
         metadata = message.metadata
         is_reply = metadata.reply_to_message_id != ""
         if is_reply or not metadata.ttl > 0 or not message.has_content():
@@ -369,27 +403,7 @@ class Session(SessionBase):
             raise ValueError(
                 f"there is no node {metadata.dst_node_id}; get_node_ids() tells which there are"
             )
-        number = len(self._sent)
-        name = f"message-{number}"
-        metadata.__dict__["_message_id"] = name
-        current = self.rounds.round_of(message)
-        copy = deepcopy(message)  # the copy shares the arrays' bytes
-        self.model = next(iter(copy.content.array_records.values()), None) or self.model
-        copy.metadata.created_at = EPOCH_S + self._server.now
-        content_id = id(message.content)
-        if content_id not in sizes:
-            sizes[content_id] = bytes_of_content(copy.content)
-        size = bytes_of(copy, sizes[content_id])
-        sent = Sent(copy, number, device, size, current)
-        self._sent[name] = sent
-        self._server.timer(f"expire {number}", self._server.now + metadata.ttl)
-        self._queues[device].append(sent)
-        self._idle_waits = 0
-        self._unanswered += 1
-        if not self._server.clients.idle(device):
-            self._start_timeout(sent)
-        self._send_next(device)
-        return name
+        return device
 
     def _send_next(self, device: int) -> None:
         """Send the next message in a device's queue to the device, if the device is idle.
@@ -405,6 +419,7 @@ class Session(SessionBase):
         if self._server.clients.idle(device):
             self._start_task(device, queue.popleft())
             return
+        # ``on_return``, or the end of the device's task, calls this method again
         is_awaited = device in self._awaited or device in self._in_progress
         if not is_awaited and self._server.clients.await_return(device):
             self._awaited.add(device)
@@ -412,9 +427,10 @@ class Session(SessionBase):
     def _start_task(self, device: int, sent: Sent) -> None:
         """Begin the task in which an idle device downloads a message, computes and replies."""
         kind = sent.message.metadata.message_type
-        number = None if sent.round is None else sent.round.number
+        round_number = None if sent.round is None else sent.round.number
         continues = False
         previous_round = self._finished.pop(device, None)
+        # of several tasks of a device in a round, only the last one is counted
         if previous_round is not None and previous_round is sent.round:
             continues = True
             self._continued.append(previous_round)
@@ -425,7 +441,9 @@ class Session(SessionBase):
             kind: Opaque(sent.message, float(sent.bytes)),
             "seeds": Header((self._client_seed, seed)),
         }
-        sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
+        sent.task = self._server.ask(
+            device, contents, kind, round=round_number, continues=continues
+        )
         self._in_progress[device] = sent
 
     def _start_timeout(self, sent: Sent) -> None:
@@ -540,16 +558,17 @@ class Session(SessionBase):
         self._uncount_continued()
         sent = self._in_progress.pop(end.device)
         if sent.round is not None:
-            sent.round.ends[end.outcome] += 1
+            sent.round.ends[end.outcome] += 1  # count of the round's tasks by outcome
         if end.outcome == "done":
             if sent.round is not None:
                 self._finished[end.device] = sent.round
-            outcome: AppReply = end[f"{end.job}-reply"]
-            sent.examples = outcome.examples
-            if self._samples is not None and not outcome.reply.has_error():
+            answer: AppReply = end[f"{end.job}-reply"]
+            sent.examples = answer.examples
+            if self._samples is not None and not answer.reply.has_error():
+                # warns later if the reply's sample count does not fit its simulated time
                 config = config_of(sent.message, self._app.config)
-                self._samples.note(end.job, config, outcome.examples, outcome.counted)
-            self._store_reply(sent, outcome.reply)
+                self._samples.note(end.job, config, answer.examples, answer.counted)
+            self._store_reply(sent, answer.reply)
         elif sent.reply is None:
             self._start_timeout(sent)
         self._send_next(end.device)

@@ -239,16 +239,16 @@ class Architecture:
         Raises:
             ScenarioError: the samples do not fit the layers.
         """
-        sized: list[Layer] = []
-        current = shape  # of a sample before the layer; first the channels or features
+        sized_layers: list[Layer] = []
+        input_shape = shape  # of the layer; its first number counts channels or features
         for layer in layers:
             if isinstance(layer, Linear | Conv2d):
-                is_last = len(sized) == len(layers) - 1
+                is_last = len(sized_layers) == len(layers) - 1
                 outputs = layer.outputs if is_last else math.ceil(width * layer.outputs)
-                layer = replace(layer, inputs=current[0], outputs=outputs)
-            sized.append(layer)
-            current = _output(layer, current)
-        return cls(shape, tuple(sized))
+                layer = replace(layer, inputs=input_shape[0], outputs=outputs)
+            sized_layers.append(layer)
+            input_shape = _output(layer, input_shape)
+        return cls(shape, tuple(sized_layers))
 
     @property
     def shapes(self) -> list[Shape]:

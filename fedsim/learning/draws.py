@@ -80,15 +80,17 @@ class KeyedDraws(TorchDispatchMode):
         if not _draws_numbers(func):
             return func(*args, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
-        variant = func if "generator" in names else _with_generator(func)
-        if variant is None:
-            return self._call_without_generator(func, args, kwargs)
         if "generator" in names:
+            variant: Operation | None = func
             position = names.index("generator")
             generator = args[position] if position < len(args) else kwargs.get("generator")
             if generator is not None:  # a generator that the module has passed
                 return func(*args, **kwargs)
             args = args[:position]  # without a None by position, as the generator is passed by name
+        else:
+            variant = _with_generator(func)
+        if variant is None:
+            return self._call_without_generator(func, args, kwargs)
         keyed_kwargs = dict(kwargs)
         keyed_kwargs["generator"] = self._generator(_device_of(args, kwargs))
         return variant(*args, **keyed_kwargs)

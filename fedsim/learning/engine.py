@@ -358,9 +358,10 @@ class Learning(Learner):
                 personal[name] = (ref, devices[0])
             else:
                 shared[name] = (ref, devices)
-        evaluation = await self._evaluate_personal(list(personal.values()))
-        results = {name: evaluation.entry(position) for position, name in enumerate(personal)}
-        results |= await self._evaluate_shared(shared)
+        personal_results = await self._evaluate_personal(list(personal.values()))
+        results = await self._evaluate_shared(shared)
+        for position, name in enumerate(personal):
+            results[name] = personal_results.entry(position)
         return Evaluation.concatenate([results[name] for name in models])
 
     async def _evaluate_shared(

@@ -64,21 +64,23 @@ class Evaluation:
         """
         devices: list[int] = []
         facts: dict[str, list[SampleNumbers]] = {}
+        # an empty array first, as numpy cannot concatenate an empty list
+        corrects = [np.empty(0, np.int64)]
+        counts = [np.empty(0, np.int64)]
+        loss_sums = [np.empty(0)]
+        has_correct = True
         for evaluation in evaluations:
             devices += evaluation.devices
-            for name, entries in evaluation.facts.items():
-                facts.setdefault(name, []).extend(entries)
-        no_counts = np.empty(0, np.int64)  # as numpy cannot concatenate an empty list
-        corrects = [no_counts]
-        counts = [no_counts]
-        loss_sums = [np.empty(0)]
-        for evaluation in evaluations:
-            if evaluation.correct is not None:
-                corrects.append(evaluation.correct)
             counts.append(evaluation.count)
             loss_sums.append(evaluation.loss_sum)
+            if evaluation.correct is None:
+                has_correct = False
+            else:
+                corrects.append(evaluation.correct)
+            for name, entries in evaluation.facts.items():
+                facts.setdefault(name, []).extend(entries)
         correct = None
-        if len(corrects) == len(counts):
+        if has_correct:
             correct = np.concatenate(corrects)
         return cls(devices, correct, np.concatenate(counts), np.concatenate(loss_sums), facts)
 

@@ -196,7 +196,8 @@ class _SharedMemory:
 
     def _follow_function(self, function: types.FunctionType) -> None:
         """Add the globals and the closure that a function uses to ``values``."""
-        if not self._visit(function) or _is_of_library(function.__module__ or ""):
+        is_first_visit = self._visit(function)
+        if not is_first_visit or _is_of_library(function.__module__ or ""):
             return
         # attributes are among the names too: ``np`` and ``random`` of ``np.random``
         names = list(dict.fromkeys(_names_in(function.__code__)))
@@ -243,7 +244,8 @@ class _SharedMemory:
             module: the Python module.
             names: names of the attributes, if it has them.
         """
-        if not self._visit(module, *names):
+        is_first_visit = self._visit(module, *names)  # for these names
+        if not is_first_visit:
             return
         is_installed = _is_installed(module.__name__)
         for key in names:

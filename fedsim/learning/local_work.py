@@ -244,8 +244,8 @@ class LocalWork:
         contrast = training.contrast
         if contrast is not None:
             contrast = replace(contrast, previous=self._models.of(contrast.previous))
+        state = None  # of the trainer, after the device's previous training
         before = recipe.before
-        state = None
         if before is not None and before.finite:
             state = before.state
         return LocalSolve(

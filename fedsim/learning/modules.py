@@ -537,8 +537,10 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trained)
     for name, part in module.named_modules():
-        buffers = [key for key, _ in part.named_buffers(recurse=False)]
-        fixed = {key for key in buffers if _join(name, key) not in trained}
+        fixed = set()  # names of the part's buffers that do not change
+        for key, _ in part.named_buffers(recurse=False):
+            if _join(name, key) not in trained:
+                fixed.add(key)
         if type(part) in _BATCH_NORMS and fixed.intersection(STATISTICS):
             # only evaluation mode stops a norm from changing a statistic, and it stops both
             fixed.update(STATISTICS)

@@ -422,6 +422,7 @@ class Waves:
         while ready:
             first = heappop(ready)
             wave = [first.ref]
+            # initial models and weighted sums, of rank 0, are computed one by one
             takes_all_of_rank = first.rank > 0
             while takes_all_of_rank and ready and ready[0].rank == first.rank:
                 wave.append(heappop(ready).ref)

@@ -305,12 +305,13 @@ class ResidentModels:
             if has_room:
                 self._computed_bytes += size
         if not has_room:
-            return [row.copy() for row in to_host(torch.stack(list(tensors)))]
-        finite = to_host(torch.stack([tensor.isfinite().all() for tensor in tensors])).tolist()
-        return [
-            ResidentWeights(self, tensor, is_finite)
-            for tensor, is_finite in zip(tensors, finite, strict=True)
-        ]
+            arrays = to_host(torch.stack(list(tensors)))  # all models in one copy
+            return [array.copy() for array in arrays]  # each can be freed alone
+        finite_flags = torch.stack([tensor.isfinite().all() for tensor in tensors])
+        resident = []
+        for tensor, is_finite in zip(tensors, to_host(finite_flags).tolist(), strict=True):
+            resident.append(ResidentWeights(self, tensor, is_finite))
+        return resident
 
     def bring_back(self, refs: Iterable[Ref], *, copies_stay: bool) -> None:
         """Move models that were computed on the torch device to the host, all in one copy.

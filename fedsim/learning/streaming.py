@@ -167,12 +167,13 @@ def build_graph(
     """
     nodes: dict[Ref, ModelNode] = {}
     recipes: dict[Ref, Recipe] = {}
-    computed: dict[Ref, Ref] = {}
+    computed: dict[Ref, Ref] = {}  # node of an earlier graph -> its computed original
+    # a node for each uncomputed model that the targets need, found through the recipes
     stack = list(targets)
     while stack:
         ref = stack.pop()
         recipe = ref.recipe
-        if recipe is None or ref in nodes:
+        if recipe is None or ref in nodes:  # computed, or found before
             continue
         # no new node is needed if the original has weights by now
         original = ref.original if isinstance(ref, ModelNode) else None
@@ -510,12 +511,11 @@ class Stream:
         mix.finite.append(part.finite)
         if node.state is not None:
             mix.states.append(part.state)
-        if not part.finite:
-            # with rescaled coefficients, the sum is computed anew after the last part (``_repeat``)
-            mix.must_repeat = mix.must_repeat or recipe.rescale
-            if mix.must_repeat:
-                mix.total = None
-        elif not mix.must_repeat:
+        if not part.finite and recipe.rescale:
+            # the sum is computed anew after the last part, with other coefficients (``_repeat``)
+            mix.must_repeat = True
+            mix.total = None
+        if part.finite and not mix.must_repeat:
             if mix.total is None:
                 mix.total = self._calculator.new_sum()
             mix.total.add(part, coefficient)
@@ -570,8 +570,8 @@ class Stream:
             The sum, float32 [d].
         """
         pairs = zip(recipe.parts, finite, strict=True)
-        models = [part for (part, _), is_finite in pairs if is_finite]
-        parts = tuple(zip(models, coefficients, strict=True))
+        finite_models = [model for (model, _), is_finite in pairs if is_finite]
+        parts = tuple(zip(finite_models, coefficients, strict=True))
         # a new ref, as ``node`` must keep its own recipe, of all parts
         finite_mix = Ref(node.name, node.serial, Mixed(parts, otherwise=None, rescale=False))
         with self._calculator.muted():  # the first computation of the parts has been recorded

@@ -184,10 +184,11 @@ class TestSets:
         # of each sample, device by device: the position of its shard, and its index in the pool
         owner = np.repeat(np.arange(len(shards)), sizes)
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
-        # an image is a sample of the pool after a number of quarter turns
+        # an image is a sample of the pool after a number of quarter turns; its ID has both numbers
         image_ids = index + turns[owner] * len(pool.y)
+        # the distinct images, and the index of each sample's image among them
         images, image_of_sample = np.unique(image_ids, return_inverse=True)
-        order = np.argsort(image_of_sample, kind="stable")
+        order = np.argsort(image_of_sample, kind="stable")  # samples by image
         targets = pool.y if pool.targets is None else pool.targets
         y = _map_labels(targets[index], owner, shards)
         image_bytes = 4 * self._image_numbers * len(images)
@@ -227,16 +228,13 @@ class TestSets:
             Blocks of images by ascending ID, each with its samples.
         """
         width = max(1, _BLOCK_NUMBERS // self._image_numbers)  # images in a block
-        starts = range(0, len(images), width)
-        ends = np.searchsorted(image_of_sample, starts[1:])  # of the samples of each block
-        images_in_block = np.split(image_of_sample % width, ends)
-        targets_of_block = np.split(targets, ends)
         blocks = []
-        # not strict, as ``np.split`` returns one part if there are no images and so no blocks
-        parts = zip(starts, images_in_block, targets_of_block, strict=False)
-        for start, block_image, block_targets in parts:
+        for start in range(0, len(images), width):
             block = Block(self.samples, images[start : start + width], keeps_images)
-            blocks.append(BlockSamples(block, block_image, block_targets))
+            # the samples of the block follow one another, as ``image_of_sample`` ascends
+            begin, end = np.searchsorted(image_of_sample, (start, start + width))
+            image_in_block = image_of_sample[begin:end] - start
+            blocks.append(BlockSamples(block, image_in_block, targets[begin:end]))
         return blocks
 
 
@@ -253,16 +251,15 @@ def _map_labels(y: AnyArray, owner: Ints, shards: Sequence[Shard]) -> AnyArray:
     Returns:
         The targets after the maps; ``y`` if no shard has a map.
     """
-    maps = {}
-    for position, shard in enumerate(shards):
-        if shard.label_map is not None:
-            maps[position] = shard.label_map
+    maps = [shard.label_map for shard in shards if shard.label_map is not None]
     if not maps:
         return y
-    classes = len(next(iter(maps.values())))
+    classes = len(maps[0])
     # new label of each class, for each shard; [shards, classes]
     new_labels = np.tile(np.arange(classes), (len(shards), 1))
-    new_labels[list(maps)] = list(maps.values())
+    for position, shard in enumerate(shards):
+        if shard.label_map is not None:
+            new_labels[position] = shard.label_map
     mapped: AnyArray = new_labels[owner, y]
     return mapped
 

@@ -62,7 +62,8 @@ class Candidates:
         """
         candidates = self._selection.asked_first(self._state.selection, devices)
         if candidates:
-            self._state.candidates.append((candidates, missing + len(candidates)))
+            most_chosen = missing + len(candidates)
+            self._state.candidates.append((candidates, most_chosen))
 
     def devices(self) -> list[int]:
         """Return the IDs of all devices that the selection asks in this round before it chooses."""
@@ -81,11 +82,12 @@ class Candidates:
         """
         selection = self._selection
         server = self._server
-        for device, device_models in _models_by_device(models, self.devices()).items():
+        models_by_device = _models_by_device(models, self.devices())
+        for device, device_models in models_by_device.items():
             contents = selection.question(device_models)
             task = server.ask(device, contents, QUESTION, group=group_of(device))
-            self._state.questions[task] = device
-        if selection.patience_s is not None:
+            self._state.questions[task] = device  # open until the device has answered
+        if selection.patience_s is not None:  # answers are awaited until this time at the latest
             server.timer(RoundTimer.QUESTIONS, server.now + selection.patience_s)
 
     def receive(self, message: TaskEnd) -> bool:
@@ -121,8 +123,8 @@ class Candidates:
             IDs of the removed candidates.
         """
         state = self._state
-        for candidates, count in state.candidates:
-            await self._remove_unchosen(candidates, count)
+        for candidates, most_chosen in state.candidates:
+            await self._remove_unchosen(candidates, most_chosen)
         # a device may have left while the selection waited for answers
         state.cohort = [device for device in state.cohort if self._server.clients.idle(device)]
         rejected = [device for device in self.devices() if device not in state.cohort]
@@ -130,19 +132,19 @@ class Candidates:
         state.answers = {}
         return rejected
 
-    async def _remove_unchosen(self, candidates: list[int], count: int) -> None:
+    async def _remove_unchosen(self, candidates: list[int], most_chosen: int) -> None:
         """Remove from the cohort the candidates that the selection does not choose.
 
         Args:
             candidates: the candidates that one call of ``Selection.select`` proposed.
-            count: the largest count of candidates that may join the round.
+            most_chosen: the largest count of candidates that may join the round.
         """
         state = self._state
-        answers = {}
+        answers = {}  # of the candidates that can still join the round
         for device in candidates:
             if device in state.answers and self._server.clients.idle(device):
                 answers[device] = state.answers[device]
-        chosen = await self._selection.choose(self._server, state.selection, count, answers)
+        chosen = await self._selection.choose(self._server, state.selection, most_chosen, answers)
         rejected = set(candidates).difference(chosen)
         state.cohort = [device for device in state.cohort if device not in rejected]
 
@@ -156,13 +158,12 @@ def _models_by_device(models: ModelAssignment, devices: list[int]) -> dict[int, 
         models: the strategy's models, and the devices that each serves (None: all).
         devices: IDs of the devices.
     """
-    assignments = []
+    models_by_device: dict[int, list[Ref]] = {device: [] for device in devices}
     for model, assigned in models.values():
-        assignments.append((model, None if assigned is None else set(assigned)))
-    models_by_device: dict[int, list[Ref]] = {}
-    for device in devices:
-        own_models = [
-            model for model, assigned in assignments if assigned is None or device in assigned
-        ]
-        models_by_device[device] = own_models or [model for model, _ in assignments]
-    return models_by_device
+        served = set(devices)
+        if assigned is not None:
+            served.intersection_update(assigned)
+        for device in served:
+            models_by_device[device].append(model)
+    all_models = [model for model, _ in models.values()]
+    return {device: served_by or all_models for device, served_by in models_by_device.items()}

@@ -45,7 +45,7 @@ class Combining(Strategy[S]):
         """
         weights = self._needed_aggregation.weights(entries)
         draws = self._draws(entries)
-        if draws is None:
+        if draws is None:  # the selection draws no client more than once
             return weights
         scaled = [weight * count for weight, count in zip(weights, draws, strict=True)]
         return [weight / sum(scaled) for weight in scaled]

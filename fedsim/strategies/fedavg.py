@@ -120,15 +120,16 @@ class FedAvg(Synchronous[S]):
         previous_model = state.model
         if any(update.samples for update in state.received):
             state.model = await self.next_model(previous_model, state.received)
-        if self._keeping is not None:
-            aggregation = self._aggregation
-            if aggregation is not None and aggregation.protection == "private":
-                # the aggregation has also added noise to the tensors that devices keep
-                state.model = self._keeping.restore(previous_model, state.model)
-            for update in state.received:
-                state.kept[update.device] = update.contents["kept"]
-            # the whole model of each device, with its own tensors
-            state.own = self._keeping.device_models(state.model, state.kept)
+        if self._keeping is None:  # all tensors are sent
+            return
+        aggregation = self._aggregation
+        if aggregation is not None and aggregation.protection == "private":
+            # the aggregation has also added noise to the tensors that devices keep
+            state.model = self._keeping.restore(previous_model, state.model)
+        for update in state.received:
+            state.kept[update.device] = update.contents["kept"]  # its tensors that are not sent
+        # device -> its whole model: the global model with the device's kept tensors
+        state.own = self._keeping.device_models(state.model, state.kept)
 
     def center(self, entry: Update) -> Ref:
         return self.state.model

@@ -89,15 +89,16 @@ class FedBuff(Asynchronous[FedBuffParams]):
         state = self.state
         # the discount of the paper: 1 / sqrt(1 + staleness)
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
-        if params.most_staleness is not None and staleness > params.most_staleness:
+        is_too_stale = params.most_staleness is not None and staleness > params.most_staleness
+        if is_too_stale:
             discount = 0.0
         update = self.entry(message, base)
         update.weight = discount / params.buffer
         update.staleness = staleness
         state.buffer.append(update)
-        # updates that are too stale have the weight 0, and do not count
-        counted = sum(update.weight > 0 for update in state.buffer)
-        if counted == params.buffer:
+        # updates that are too stale, of weight 0, take no place in the buffer
+        used_places = sum(update.weight > 0 for update in state.buffer)
+        if used_places == params.buffer:
             buffer = state.buffer
             state.buffer = []
             await self.publish(self._step(buffer), buffer)

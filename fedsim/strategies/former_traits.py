@@ -92,19 +92,19 @@ class FormerNames(Spec):
         The subclass gets properties ``traits`` and ``why_not`` that have these values.
         """
         super().__pydantic_init_subclass__(**options)
-        # ``traits`` or ``why_not``, which replace the former names -> name of an entry in it -> the
-        # value that the class declares under the entry's former name
+        # the values that the class declares by former names, as holder (``traits`` or ``why_not``)
+        # -> present name in the holder -> value
         declared: dict[_Holder, dict[str, object]] = {"traits": {}, "why_not": {}}
         for name, value in vars(cls).items():
-            former = vars(FormerNames).get(name)  # the descriptor by which instances read it
-            if isinstance(former, _FormerName):
-                former.warn()
-                declared[former.holder][former.name] = value
+            former_name = vars(FormerNames).get(name)
+            if isinstance(former_name, _FormerName):  # has the holder and the present name
+                former_name.warn()
+                declared[former_name.holder][former_name.name] = value
         if "unprotected" in vars(cls):
             warn_renamed("StrategyParams.unprotected", "why_not.private_aggregation")
-            method = cls.unprotected
             for protection in ("private", "robust"):
-                reason = property(partial(method, protection=protection))
+                # calls the method of the object from which the reason is read
+                reason = property(partial(cls.unprotected, protection=protection))
                 declared["why_not"][f"{protection}_aggregation"] = reason
         for holder, values in declared.items():
             if values:

@@ -108,9 +108,10 @@ class Reasons:
         # why the server has to see each update, and not only their sum: the first reason that the
         # strategy, the aggregation or the selection has
         why_single_updates = self.sum_alone
-        if aggregation is not None:
-            why_single_updates = why_single_updates or aggregation.why_single_updates
-        why_single_updates = why_single_updates or all_reasons.sum_alone
+        if aggregation is not None and not why_single_updates:
+            why_single_updates = aggregation.why_single_updates
+        if not why_single_updates:
+            why_single_updates = all_reasons.sum_alone
         if is_secured and why_single_updates:
             yield (
                 "'secure_aggregation' is given, by which the server learns the sum of updates "

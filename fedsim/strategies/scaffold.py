@@ -92,13 +92,14 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         model = instruction["model"]
         if result.earlier:  # option I: the first update is a step on all samples, with lr 1
             gradient = [(model, 1.0), (result.earlier[0], -1.0)]  # g_i(x)
-            change = device.mix([*gradient, *_minus_control(device)])
+            change = device.mix([*gradient, *_minus_control(device)])  # g_i(x) - c_i
         else:  # option II
             scale = 0.0  # without a step the model has not changed
             if result.steps:
                 scale = 1.0 / (result.steps * self.setting.lr_in(instruction.round or 0))
-            gradient = [(model, scale), (result.update, -scale)]
-            change = device.mix([*gradient, (instruction["control-variate"], -1.0)])
+            mean_gradient = [(model, scale), (result.update, -scale)]  # (x - y_i) / (s lr)
+            server_control = instruction["control-variate"]  # c
+            change = device.mix([*mean_gradient, (server_control, -1.0)])
         contents = super().reply(device, instruction, result) or {}
         return {**contents, "control-variate": change}
 

@@ -96,15 +96,14 @@ class Lossy(Codec):
 
         The residual is what is lost in ``sent``, and is added to the sender's next model.
         """
+        # ``exact`` is encoded; the receiver decodes ``sent``, and adds it to ``start`` if not None
         exact, sent, start = self.encode(arithmetic, parameters, value, base, residual)
         if sent is exact:  # nothing is lost
             return Coded(sent)
         new_residual = None
         if self.error_feedback:
-            # If the training diverged the residual is replaced; otherwise every later change would
-            # contain values that are not finite.
-            nearby = value if start is None else start
-            zero = arithmetic.mix([(nearby, 0.0)])
+            # if the training diverged, the last residual is kept, so that later changes are finite
+            zero = arithmetic.mix([(value if start is None else start, 0.0)])
             otherwise = zero if residual is None else residual
             new_residual = arithmetic.mix([(exact, 1.0), (sent, -1.0)], otherwise=otherwise)
         received = sent
@@ -276,7 +275,8 @@ def as_levels(
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(norms > 0, np.abs(values) * levels / norms, 0.0)
     level = np.floor(scaled)
-    level += rng.random(level.shape) < scaled - level
+    fraction = scaled - level  # the probability of rounding up
+    level += rng.random(level.shape) < fraction
     rounded = np.sign(values) * level * (norms.astype(np.float64) / levels)
     return _join_buckets(rounded, len(models[0])) * np.float32(scale)
 
@@ -293,9 +293,9 @@ def as_signs(models: list[Floats32], bucket: int | None) -> Floats32:
         The decoded values, [d]; the sign of 0 is positive.
     """
     array = models[0]
-    counts = _split_buckets(np.ones(len(array)), bucket).sum(axis=1, keepdims=True)
+    counts = _split_buckets(np.ones(len(array)), bucket).sum(axis=1, keepdims=True)  # no padding
     totals = np.abs(_split_buckets(array, bucket)).sum(axis=1, keepdims=True)
-    scales = (totals / counts).astype(np.float32)
+    scales = (totals / counts).astype(np.float32)  # mean magnitudes, [buckets, 1]
     signs = _split_buckets(np.where(array < 0, -1.0, 1.0), bucket)
     return _join_buckets(signs * scales, len(array))
 

@@ -201,12 +201,13 @@ class Incremental(Shift):
         if occasion >= len(self.shares):
             return changes
         for device in np.sort(candidates).tolist():
-            everything = data.shards[device].train
-            size = self.released(len(everything), occasion)
-            if size != len(data.current(device).train):
-                order = streams.generator("world/drift/order", device).permutation(len(everything))
-                shard = replace(data.shards[device], train=everything[order[:size]])
-                changes.append(Change(device, data.replace_shard(device, shard)))
+            all_samples = data.shards[device].train
+            size = self.released(len(all_samples), occasion)
+            if size == len(data.current(device).train):  # nothing changes
+                continue
+            order = streams.generator("world/drift/order", device).permutation(len(all_samples))
+            shard = replace(data.shards[device], train=all_samples[order[:size]])
+            changes.append(Change(device, data.replace_shard(device, shard)))
         return changes
 
     def released(self, samples: int, occasion: int) -> int:
@@ -218,6 +219,7 @@ class Incremental(Shift):
         """
         size = samples
         for share in self.shares[: occasion + 1]:
+            # in the published code a share is of the samples that were released before
             whole = size if self.as_published else samples
             size = math.ceil(whole * share - _ROUNDING)
         return max(1, size)

@@ -346,17 +346,19 @@ class FederatedData:
         parts = [(shard, shard.train) for shard in self.shards]
         parts += [(shard, shard.test) for shard in self.shards]
         index = np.concatenate([part_index for _, part_index in parts])
+        pool = self.pool
+        is_transformed = any(
+            shard.quarter_turns or shard.label_map is not None for shard in self.shards
+        )
+        if is_transformed:
+            # a new pool of transformed samples, as devices may have one sample in two orientations
+            x = np.concatenate([self._rotated(shard, samples) for shard, samples in parts])
+            y = np.concatenate([self._mapped_labels(shard, samples) for shard, samples in parts])
+            targets = None if pool.targets is None else pool.targets[index]
+            pool = replace(pool, x=x, y=y, targets=targets)
+            index = np.arange(len(y), dtype=np.int32)
         train_size = int(self.train_sizes().sum())
-        if all(shard.quarter_turns == 0 and shard.label_map is None for shard in self.shards):
-            # no sample is transformed
-            return FederatedData(self.pool, [Shard(index[:train_size], index[train_size:])])
-        # a new pool of transformed samples, as two devices may have a sample in two orientations
-        x = np.concatenate([self._rotated(*part) for part in parts])
-        y = np.concatenate([self._mapped_labels(*part) for part in parts])
-        targets = None if self.pool.targets is None else self.pool.targets[index]
-        pool = replace(self.pool, x=x, y=y, targets=targets)
-        new_index = np.arange(len(y), dtype=np.int32)
-        return FederatedData(pool, [Shard(new_index[:train_size], new_index[train_size:])])
+        return FederatedData(pool, [Shard(index[:train_size], index[train_size:])])
 
     def _rotated(self, shard: Shard, index: Index) -> AnyArray:
         raw: AnyArray = self.pool.x[index]

@@ -194,9 +194,10 @@ def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
     Returns:
         The indices of each device's samples.
     """
-    order = np.argsort(owner, kind="stable")
-    ends = np.bincount(owner, minlength=devices).cumsum()
-    return np.split(index[order], ends[:-1])
+    by_owner = np.argsort(owner, kind="stable")
+    counts = np.bincount(owner, minlength=devices)
+    ends = counts.cumsum()
+    return np.split(index[by_owner], ends[:-1])
 
 
 def hold_out_tenths(
@@ -248,15 +249,15 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
     for index in train:
         train_counts.append(np.bincount(dataset.pool.y[index], minlength=classes))
     available = np.array([len(class_index) for class_index in test_by_class])
-    test_counts = _apportion(np.array(train_counts), available)
+    test_counts = _apportion(np.array(train_counts), available)  # [devices, classes]
     generator = streams.generator("world/data/test")
-    dealt = []
-    owner = []
-    for counts, class_index in zip(test_counts.T, test_by_class, strict=True):
+    samples = []
+    owners = []  # the device of each of the samples
+    for device_counts, class_index in zip(test_counts.T, test_by_class, strict=True):
         # all test samples of the class, or none if no device trains on the class
-        dealt.append(generator.permutation(class_index)[: counts.sum()])
-        owner.append(np.repeat(np.arange(devices), counts))
-    return gather(np.concatenate(owner), np.concatenate(dealt), devices)
+        samples.append(generator.permutation(class_index)[: device_counts.sum()])
+        owners.append(np.repeat(np.arange(devices), device_counts))
+    return gather(np.concatenate(owners), np.concatenate(samples), devices)
 
 
 def _apportion(counts: Ints, available: Ints) -> Ints:

@@ -161,7 +161,9 @@ class Shift(Spec):
         """
         sizes = [dict(enumerate(data.train_sizes().tolist()))]
         knows_candidates = all_present and self.among == "all"
-        if not self.apart and not knows_candidates:
+        # with ``apart`` a device's change does not depend on which devices may change
+        is_predictable = self.apart or knows_candidates
+        if not is_predictable:
             return sizes
         trial_data = replace(data, truth=data.initial_truth)  # a copy without the shifts so far
         devices = np.arange(len(data.shards))

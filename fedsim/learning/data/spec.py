@@ -101,12 +101,12 @@ class DataSpec(Spec):
         """
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
-        store = kept_data()
+        store = kept_data()  # of the data sets that several runs share
         if store is None:
             return self.source.shape_and_classes(self.own_folder())
         key = self.kept_key
         if key not in store.shapes:
-            with unrecorded():
+            with unrecorded():  # the read files are not those of one run
                 store.shapes[key] = self.source.shape_and_classes(self.own_folder())
         return store.shapes[key]
 

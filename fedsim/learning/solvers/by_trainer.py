@@ -198,11 +198,11 @@ class ByTrainer(Reference):
                 f"tensors: {error}"
             ) from error
         loss = reports.pop("loss", context.train_loss)
-        if self._trainer.stops_early:  # count of batches, and share of samples, that it has taken
-            taken = context.data.taken
-            counts = context.data.counts
-            reports["batches"] = float(taken)
-            reports["share"] = sum(counts[:taken]) / sum(counts)
+        if self._trainer.stops_early:  # it may have trained on a part of the batches
+            batches = context.data.taken
+            samples_in_batch = context.data.counts
+            reports["batches"] = float(batches)
+            reports["share"] = sum(samples_in_batch[:batches]) / sum(samples_in_batch)
         if self._trainer.state == "fresh":  # ``training.state``: the next training begins without
             state = {}
         return Solved(weights, loss, reports, state)

@@ -82,9 +82,9 @@ class KeyedDropout(nn.Module):
         word = counter * _COUNTER_INCREMENT + (self.key + self.salt)
         word = _mix(_mix(word) + self.key)
         uniform = (word >> 40) & 0xFFFFFF  # the upper 24 bits, uniform in 0 to 2^24 - 1
-        mask = uniform >= round(self.rate * (1 << 24))
-        scale = 0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate)
-        return x * (mask.to(x.dtype) * scale)
+        is_kept = uniform >= round(self.rate * (1 << 24))  # with the probability 1 - rate
+        scale = 0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate)  # keeps the expectation
+        return x * (is_kept.to(x.dtype) * scale)
 
 
 def _mix(word: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Kept tensors: tensors that never leave a device, which trains them with the received tensors."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from fedsim.common.errors import ScenarioError
@@ -56,11 +55,15 @@ class Split(NamedTuple):
                 f"{key}, and no tensor of the model stays on its device: all of {names} are "
                 "sent; leave it out"
             )
-        # each tensor's range in the flat array
-        ends = [*accumulate(tensor.size for tensor in tensors)]
-        ranges = zip([0, *ends], ends, strict=False)
-        kept = places_of(part for part, is_kept in zip(ranges, stays, strict=True) if is_kept)
-        return cls(complement(kept, ends[-1]), kept)
+        kept_ranges = []
+        begin = 0  # index of the tensor's first parameter in the flat array
+        for tensor, is_kept in zip(tensors, stays, strict=True):
+            end = begin + tensor.size
+            if is_kept:
+                kept_ranges.append((begin, end))
+            begin = end
+        kept = places_of(kept_ranges)
+        return cls(complement(kept, size=begin), kept)
 
 
 class ServerKeeping:
@@ -137,18 +140,18 @@ class KeepingClient(PartClient):
 
         ``kept``, the remaining tensors, is a header: it costs no bytes, as it stays on the device.
         """
-        reply = self._client.reply(device, instruction, result)
-        places = self._part.kept
+        reply = self._client.reply(device, instruction, result) or {}
+        split = self._part  # ranges of the parameters that are sent, and of those that are kept
         assert result.update is not None
         assert result.trained is not None
         # ``taken`` reads the kept tensors from the first model, or from the second if the first has
         # diverged
         models = [result.trained, self._whole(device, instruction)]
-        size = sum(end - begin for begin, end in places)
-        kept = device.apply(taken, models, places=places, size=size)
+        kept_size = sum(end - begin for begin, end in split.kept)
+        kept = device.apply(taken, models, places=split.kept, size=kept_size)
         # the server completes the update by the tensors of the model that it has sent
-        update = Partial(result.update, instruction["model"], self._part.sent)
-        return {**(reply or {}), "update": update, "kept": Header(kept)}
+        update = Partial(result.update, instruction["model"], split.sent)
+        return {**reply, "update": update, "kept": Header(kept)}
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         super().on_sent(device, instruction, reply)

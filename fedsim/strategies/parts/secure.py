@@ -110,13 +110,13 @@ class SecureAggregation(Spec):
         """
         count = len(clients)
         if self.neighbors is None or self.neighbors >= count:
-            return {client: [near for near in clients if near != client] for client in clients}
+            return {client: [peer for peer in clients if peer != client] for client in clients}
         half = self.neighbors // 2
-        steps = [*range(-half, 0), *range(1, half + 1)]
-        return {
-            client: [clients[(at + step) % count] for step in steps]
-            for at, client in enumerate(clients)
-        }
+        offsets = [*range(-half, 0), *range(1, half + 1)]  # of the neighbours in the ring
+        graph = {}
+        for position, client in enumerate(clients):
+            graph[client] = [clients[(position + offset) % count] for offset in offsets]
+        return graph
 
     def can_be_read(
         self, graph: NeighbourLists, masked: Collection[int], answered: Collection[int]
@@ -285,7 +285,7 @@ class SecurePhases:
             contents: dict[str, object] = {}
             if phase == "secure-shares":
                 contents |= self._costs.receives("secure-keys", neighbours)
-            if device in state.take_back:
+            if device in state.take_back:  # its last update was in a sum that could not be read
                 contents["take-back"] = Header(True)
             contents["neighbours"] = Header(neighbours)
             task = server.ask(device, contents, phase)
@@ -328,7 +328,7 @@ class SecurePhases:
         device = state.open.pop(message.task)
         if message.outcome == "done":
             state.answered.append(device)
-            if "take-back" in message.asked:
+            if "take-back" in message.asked:  # the device has undone its last, unread update
                 state.take_back.remove(device)
         if not state.open:
             self._server.timer(RoundTimer.SECURE_PHASE, self._server.now)
@@ -375,7 +375,7 @@ class SecurePhases:
         received = self._round.received
         summed = [update.device for update in received]
         state.unread = not self._costs.can_be_read(state.graph, state.masked, answered)
-        if state.unread:
+        if state.unread:  # these devices will be asked to undo their updates
             state.take_back = sorted({*state.take_back, *summed})
         numbers = max(update.contents["masked-numbers"] for update in received)
         wait_s = self._costs.recovery_s(state.graph, state.masked, summed, numbers)

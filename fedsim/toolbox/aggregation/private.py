@@ -72,18 +72,20 @@ def private_mean(
         The next model, float64 [d]; w if there are no changes.
     """
     model = models[0].astype(np.float64)
-    bound = clip
-    client_changes = models[1:]
     if adapted:
-        bound = float(models[1][0])
+        bound: float | None = float(models[1][0])
         client_changes = models[2:]
+    else:
+        bound = clip
+        client_changes = models[1:]
     if not client_changes:
         return model
     total = np.zeros(len(model))
     for change in client_changes:
         total += change if bound is None else clipped(change, bound)
     if noise:
-        total += rng.normal(scale=noise * (bound or 0.0), size=len(total))
+        deviation = noise * (bound or 0.0)  # without a bound there is no noise
+        total += rng.normal(scale=deviation, size=len(total))
     return model + total / (divide_by or len(client_changes))
 
 

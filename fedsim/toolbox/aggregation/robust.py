@@ -301,13 +301,19 @@ class _ByDistance(Robust):
         if self._are_too_few(len(entries)):
             return [0.0] * len(entries)
         models = await server.models.values(updates)
-        finite = [index for index, model in enumerate(models) if np.isfinite(model).all()]
-        server.compute("distances", len(finite), server.setting.parameters, len(finite))
+        finite_models = []
+        entry_of = []  # for each finite model the position of its update in ``entries``
+        for position, model in enumerate(models):
+            if np.isfinite(model).all():
+                finite_models.append(model)
+                entry_of.append(position)
+        count = len(finite_models)
+        server.compute("distances", count, server.setting.parameters, count)
         equal_weights = [0.0] * len(entries)
-        if finite:
-            selected = self.select([models[index] for index in finite])  # positions in ``finite``
+        if finite_models:
+            selected = self.select(finite_models)  # positions
             for position in selected:
-                equal_weights[finite[position]] = 1 / len(selected)
+                equal_weights[entry_of[position]] = 1 / len(selected)
         return equal_weights
 
     def combine(

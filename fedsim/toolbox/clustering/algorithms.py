@@ -29,11 +29,13 @@ def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
     Returns:
         The new group index of each device, int64 [n].
     """
-    _, first_positions, inverse = np.unique(
+    # for each label, in sorted order, its first position; and the index of each device's label
+    _, first_positions, label_indices = np.unique(
         np.asarray(labels), return_index=True, return_inverse=True
     )
-    ranks = np.argsort(np.argsort(first_positions))
-    return np.asarray(ranks[inverse])
+    by_appearance = np.argsort(first_positions)
+    new_groups = np.argsort(by_appearance)  # of each label: its place in that order
+    return np.asarray(new_groups[label_indices])
 
 
 def members(labels: Labels) -> list[list[int]]:
@@ -367,8 +369,9 @@ def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
     remains = np.ones(len(is_near), dtype=bool)
     clusters = []
     while remains.any():
-        sizes = np.where(remains, (is_near & remains).sum(axis=1), 0)
-        in_cluster = is_near[np.argmax(sizes)] & remains
+        neighbours = (is_near & remains).sum(axis=1)  # count for each device
+        centre = np.argmax(np.where(remains, neighbours, 0))
+        in_cluster = is_near[centre] & remains
         clusters.append(np.flatnonzero(in_cluster).tolist())
         remains &= ~in_cluster
     return clusters

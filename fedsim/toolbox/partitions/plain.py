@@ -176,9 +176,10 @@ class Dirichlet(Partition):
             f"'{dataset.name}' has {size} training samples, at least {minimum} a device",
         )
         generator = streams.generator("world/data/train")
-        parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
-        owners = [self._draw_owners(len(part), devices, generator) for part in parts]
-        train = gather(np.concatenate(owners), np.concatenate(parts), devices)
+        # for each class the shuffled samples, then the device of each of them
+        samples = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
+        owners = [self._draw_owners(len(part), devices, generator) for part in samples]
+        train = gather(np.concatenate(owners), np.concatenate(samples), devices)
         self._fill_up(train, generator)
         return federated(dataset, train, deal_test_alike(dataset, train, streams))
 
@@ -191,9 +192,11 @@ class Dirichlet(Partition):
             The device of each sample, int64 [size].
         """
         shares = generator.dirichlet(np.full(devices, self.alpha))
-        edges = np.floor(np.cumsum(shares) * size + 0.5).astype(np.int64).clip(0, size)
-        edges[-1] = size
-        return np.repeat(np.arange(devices), np.diff(edges, prepend=0))
+        # index of the sample after each device's last one, rounded
+        ends = np.floor(np.cumsum(shares) * size + 0.5).astype(np.int64).clip(0, size)
+        ends[-1] = size
+        counts = np.diff(ends, prepend=0)
+        return np.repeat(np.arange(devices), counts)
 
     def _fill_up(self, indices: list[Index], generator: np.random.Generator) -> None:
         """Move samples from the largest devices to devices below ``minimum``, in place.
@@ -379,20 +382,28 @@ class LabelGroups(Partition):
         require_devices(
             devices, groups * fewest, f"'{dataset.name}' has {fewest} training samples for a group"
         )
-        member_counts = [len(range(group, devices, groups)) for group in range(groups)]
+        members_of = [range(group, devices, groups) for group in range(groups)]
         # all devices get as many samples as there are for each device of the scarcest group
         size = min(
-            len(part) // count for part, count in zip(group_train, member_counts, strict=True)
+            len(samples) // len(members)
+            for samples, members in zip(group_train, members_of, strict=True)
         )
-        train: list[Index] = [dataset.train] * devices  # each entry is replaced below
-        test: list[Index] = [dataset.test] * devices
-        for group, count in enumerate(member_counts):
+        train: dict[int, Index] = {}
+        test: dict[int, Index] = {}
+        for group, members in enumerate(members_of):
             mixed = streams.generator("world/data/train", group).permutation(group_train[group])
-            # the devices group, group + groups, ... are the members
-            train[group::groups] = list(mixed[: size * count].reshape(count, size))
+            train_parts = mixed[: size * len(members)].reshape(len(members), size)
             generator = streams.generator("world/data/test", group)
-            test[group::groups] = deal_evenly(group_test[group], count, generator)
-        return federated(dataset, train, test, truth=np.arange(devices) % groups)
+            test_parts = deal_evenly(group_test[group], len(members), generator)
+            train.update(zip(members, train_parts, strict=True))
+            test.update(zip(members, test_parts, strict=True))
+        order = range(devices)
+        return federated(
+            dataset,
+            [train[device] for device in order],
+            [test[device] for device in order],
+            truth=np.arange(devices) % groups,
+        )
 
     def _require_divisor(self, dataset: Dataset) -> None:
         classes = dataset.pool.classes

@@ -157,9 +157,9 @@ class Femnist(Partition):
         """
         labels, truth = _neighbouring_classes(dataset, devices, _FEMNIST_CLASSES)
         generator = streams.generator("world/data/train")
-        parts = []
+        samples_of_class = []
         for class_samples in dataset.by_class(dataset.train):
-            parts.append(generator.permutation(class_samples)[:_FEMNIST_PER_CLASS])
+            samples_of_class.append(generator.permutation(class_samples)[:_FEMNIST_PER_CLASS])
         # the distribution of sizes is that of FedProx's code
         sizes = streams.generator("world/data/sizes").lognormal(4.0, 1.0, devices) + 5.0
         # count of samples of each class of a device, int64 [devices]
@@ -167,12 +167,12 @@ class Femnist(Partition):
         indices = []
         if self.overlap:
             for device_labels, amount in zip(labels, amounts, strict=True):
-                first_samples = [parts[label][:amount] for label in device_labels]
+                first_samples = [samples_of_class[label][:amount] for label in device_labels]
                 indices.append(np.concatenate(first_samples))
         else:
             # one pass over the devices: int64 [1, devices, classes of a device]
             amounts_by_class = np.repeat(amounts[None, :, None], _FEMNIST_CLASSES, axis=2)
-            indices = _deal(parts, labels, amounts_by_class, "rest")
+            indices = _deal(samples_of_class, labels, amounts_by_class, "rest")
         for device, index in enumerate(indices):
             if len(index) < _LEAST_PER_CLASS:
                 raise ScenarioError(
@@ -346,9 +346,10 @@ class ClassBias(Partition):
         major = order[: self.classes_per_device]
         minor = order[self.classes_per_device :]
         major_size = round(self.share * size) if len(minor) else size
-        counts = np.zeros(len(parts), dtype=np.int64)
+        counts = np.zeros(len(parts), dtype=np.int64)  # of samples to draw from each class
         # the major classes get counts that are as equal as possible
-        counts[major] = [len(chunk) for chunk in np.array_split(np.arange(major_size), len(major))]
+        equal_chunks = np.array_split(np.arange(major_size), len(major))
+        counts[major] = [len(chunk) for chunk in equal_chunks]
         if len(minor):
             equal_chances = np.full(len(minor), 1.0 / len(minor))
             counts[minor] = generator.multinomial(size - major_size, equal_chances)

@@ -358,14 +358,14 @@ class Peers(Strategy[P]):
         has_started = number in state.own
         if not device.reachable:
             self._await_return(number)
-        elif not has_started:
-            if handler == "on_return":
-                self._start_device(device)
         elif handler == "on_return":
-            if self.server.clients.idle(number):
+            if not has_started:
+                self._start_device(device)
+            elif self.server.clients.idle(number):
                 device.cancel_timer()
                 self._half.on_return(device)
-        elif number not in state.away:  # else it has just returned, and ``on_return`` comes first
+        # a device in ``away`` has just returned, and its call of ``on_return`` comes first
+        elif has_started and number not in state.away:
             getattr(self._half, handler)(device, *arguments)
 
     def _await_return(self, number: int) -> None:

@@ -219,8 +219,10 @@ class AllReduce:
             raise SimulationError(
                 f"there is no node of rank {rank} in the all-reduce; allowed are 0 to {last}"
             )
-        self._joined_counts[rank] += 1
-        if self._nodes[last] == "server" and self._joined_counts[last] < self._joined_counts[rank]:
+        counts = self._joined_counts  # of all-reduces that each node has joined
+        counts[rank] += 1
+        has_server = self._nodes[last] == "server"
+        if has_server and counts[last] < counts[rank]:
             self.join(last)  # the calling node is the first one in this all-reduce
         env = self._world.env
         return env.all_of(

@@ -245,9 +245,10 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         state = device.state
         number = state["round"]
         state["trained"] = False
-        if state["fresh"]:
+        if state["fresh"]:  # the last result is not yet in the model
             self._mix_last_result(device)
         zero = device.zero()
+        # ``outer`` is the model after the last outer step
         change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=zero)
         ranges = self._fragment_ranges(number)
         # in a fragment: the change there, and 0 elsewhere
@@ -279,10 +280,11 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         received = state["inbox"].get(number, {})
         while state["step"] < len(steps):
             step = steps[state["step"]]
-            if not all(received.get(sender) for sender in step.receive):
+            has_messages = all(received.get(sender) for sender in step.receive)
+            if not has_messages:
                 return  # ``on_message`` goes on
             for sender in step.receive:
-                state["known"] |= received[sender].pop(0)
+                state["known"] |= received[sender].pop(0)  # the changes in its oldest message
             state["step"] += 1
             if step.send:
                 self._send_known(device, number, step.send)
@@ -325,7 +327,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             self._mix_fragment(device, number, mixing=0.0)  # the fragment becomes the result
             self._begin_round(device, steps=None)
             return
-        state["fresh"] = True
+        state["fresh"] = True  # the result is still to be mixed into the model
         if state["trained"]:  # its training has ended before, and waits for this all-reduce
             self._go_on(device)
 

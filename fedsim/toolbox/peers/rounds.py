@@ -202,10 +202,13 @@ class RoundHalf(PeerHalf[R]):
             return True
         if state["late"]:
             return False
-        done = {*received, *state["lost"]}
-        missing = [sender for sender in self.senders(device, number) if sender not in done]
-        # ``newest``: the last round of which a message of the sender has arrived
-        return any(state["newest"].get(sender, 0) <= number for sender in missing)
+        settled = {*received, *state["lost"]}  # senders for whose model it does not wait any more
+        for sender in self.senders(device, number):
+            # the last round of which a message of the sender has arrived
+            newest_round = state["newest"].get(sender, 0)
+            if sender not in settled and newest_round <= number:
+                return True
+        return False
 
     def _average_if_complete(self, device: Peer) -> None:
         """If a device waits for nothing more, average its model with the received models.
@@ -220,8 +223,10 @@ class RoundHalf(PeerHalf[R]):
         device.cancel_timer()
         state["model"] = self._average(device, number, received)
         # to catch up with its senders, the device skips rounds up to one before their latest
-        latest = [later - 1 for later in state["inbox"]]
-        self._enter_round(device, max([number + 1, *latest]))
+        next_round = number + 1
+        for round_of_models in state["inbox"]:
+            next_round = max(next_round, round_of_models - 1)
+        self._enter_round(device, next_round)
 
     def _average(self, device: Peer, number: int, received: Mapping[int, Ref]) -> Ref:
         """Return the weighted average of the device's model and the received models.
@@ -366,10 +371,11 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
             receivers: list[list[int]] = []
             senders: list[list[int]] = [[] for _ in range(devices)]
             for sender in range(devices):
-                # ``size`` of all devices except the sender, without whom IDs above it are 1 less
-                others = rng.choice(devices - 1, size, replace=False)
-                others += others >= sender
-                receivers.append(sorted(others.tolist()))
+                # positions in a list of all devices except the sender, in which later IDs are 1
+                # less
+                drawn = rng.choice(devices - 1, size, replace=False)
+                drawn += drawn >= sender
+                receivers.append(sorted(drawn.tolist()))
             for sender, receivers_of_sender in enumerate(receivers):
                 for receiver in receivers_of_sender:
                     senders[receiver].append(sender)

@@ -110,12 +110,14 @@ class Packer:
         Returns:
             ("placed" or "shared", index of the reference); None to pickle the part itself.
         """
-        if _is_shared(thing):
+        if _is_shared(thing):  # a large read-only array
             return "shared", _index_in(self._share(thing), parcel.shared)
-        placed = self._placed.get(id(thing))
-        if placed is None or placed[0] is not thing:
+        if id(thing) not in self._placed:
             return None
-        return "placed", _index_in(placed[1], parcel.placed)
+        placed_thing, reference = self._placed[id(thing)]
+        if placed_thing is not thing:  # another object has had this id
+            return None
+        return "placed", _index_in(reference, parcel.placed)
 
     def _share(self, array: AnyArray) -> Stored:
         """Return the reference to a large array in the cluster's store.
@@ -124,12 +126,13 @@ class Packer:
         is garbage collected.
         """
         key = id(array)
-        entry = self._shared.get(key)
-        if entry is not None and entry[0]() is array:
-            return entry[1]
+        if key in self._shared:
+            shared_array, reference = self._shared[key]
+            if shared_array() is array:  # not an earlier array, now collected, with this id
+                return reference
         reference = self._put(array)
-        weak = weakref.ref(array, lambda _: self._shared.pop(key, None))
-        self._shared[key] = (weak, reference)
+        weak_array = weakref.ref(array, lambda _: self._shared.pop(key, None))
+        self._shared[key] = (weak_array, reference)
         return reference
 
 

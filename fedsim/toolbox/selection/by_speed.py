@@ -221,8 +221,9 @@ class FLANP(BySpeed):
                 unreported.append(device)
         size = min(count, state.stage)
         fastest = _fastest(size, durations_s)
-        if unreported:  # they are asked, and ``choose`` then fills the rest of the stage from them
-            state.room.append(size - len(fastest))
+        if unreported:  # they are asked, and ``choose`` then fills these places with some of them
+            free_places = size - len(fastest)
+            state.room.append(free_places)
         return fastest + unreported
 
     def asked_first(self, state: FLANPState, chosen: list[int]) -> list[int]:
@@ -287,8 +288,8 @@ class FLANP(BySpeed):
         """
         lr = server.setting.lr_in(round_number)
         squares = []
-        received_models = dict.fromkeys(entry["start"] for entry in received)  # each once, in order
-        for start in received_models:
+        start_models = dict.fromkeys(entry["start"] for entry in received)  # each once, in order
+        for start in start_models:
             entries = [entry for entry in received if entry["start"] == start]
             models = [start]
             shares = []  # for each entry its factor of (start - update)

@@ -368,13 +368,15 @@ class FAVOR(Selection):
             count = server.devices if devices is None else len(devices)
             if count:
                 assignments.append((model, devices, count))
-        total = sum(count for *_, count in assignments)
-        accuracy = 0.0
+        total = sum(count for _, _, count in assignments)
+        mean_accuracy = 0.0
+        parts = []
         for model, devices, count in assignments:
-            accuracy += (await server.models.test(model, devices) or 0.0) * count / total
-        parts = [(model, count / total) for model, _, count in assignments]
+            accuracy = await server.models.test(model, devices)
+            mean_accuracy += (accuracy or 0.0) * count / total
+            parts.append((model, count / total))
         state.model = server.models.mix(parts, otherwise=state.model)
-        return float(self.base ** (accuracy - self.target) - 1.0)
+        return float(self.base ** (mean_accuracy - self.target) - 1.0)
 
     def _learn(self, server: Server, state: FAVORState) -> None:
         """Train the agent after a round, by steps on batches drawn from its memory of actions.
@@ -391,6 +393,7 @@ class FAVOR(Selection):
         batches = generator.integers(len(state.replay), size=(self.steps, self.batch))
         for indices in batches.tolist():  # one step of Adam for each batch
             actions = [state.replay[index] for index in indices]
+            # an action: the state before it, the selected device, the reward, and the next state
             states, devices, rewards, next_states = zip(*actions, strict=True)
             state.agent = server.models.apply(
                 trained_agent,

@@ -272,11 +272,11 @@ class Oort(Selection):
         """
         if not count:
             return []
-        entries = [state.known[device] for device in reporters]
-        utility = self.utilities(entries, state.round, self.preferred(state))
+        reports = [state.known[device] for device in reporters]
+        utility = self.utilities(reports, state.round, self.preferred(state))
         # positions in ``reporters``, the highest utility first
         order = np.argsort(-utility, kind="stable")
-        least_utility = self.cutoff * utility[order[count - 1]]
+        least_utility = self.cutoff * utility[order[count - 1]]  # ``cutoff`` times the count-th
         eligible = order[utility[order] >= least_utility]
         variates = server.rng("exploit", *ids).standard_exponential(len(eligible))
         drawn = eligible[draw_weighted(utility[eligible], count, variates)]
@@ -324,7 +324,8 @@ class Oort(Selection):
         if server.models.learns:
             values = await server.models.numbers([loss for _, loss in reports.values()])
             losses = [float(value[0]) for value in values]
-        for (device, (samples, _)), loss in zip(reports.items(), losses, strict=True):
+        for device, loss in zip(reports, losses, strict=True):
+            samples, _ = reports[device]
             utility = samples * loss if math.isfinite(loss) else 0.0
             harvest += utility
             _utility, _last_round, duration_s = state.known[device]
@@ -376,11 +377,11 @@ class Oort(Selection):
             The next percentile, from 5 to 100.
         """
         history.append(harvest)
-        if len(history) < 2 * self.window:
+        if len(history) < 2 * self.window:  # the present window has further rounds
             return before
         earlier = sum(history[: self.window])
         recent = sum(history[self.window :])
-        del history[: self.window]
+        del history[: self.window]  # the present window becomes the previous one
         change = abs(recent - earlier)
         if change <= 0.1 * earlier:
             return min(100.0, before + _PERCENTILE_STEP)

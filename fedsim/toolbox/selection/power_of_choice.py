@@ -118,8 +118,9 @@ class PowerOfChoice(Selection):
             Device IDs.
         """
         available = available_devices(server, among)
-        samples = state.samples
+        samples = state.samples  # device ID -> sample count, for devices that have reported
         mean_samples = sum(samples.values()) / len(samples) if samples else 1.0
+        # a device of unknown sample count has the mean
         weights = np.array(
             [samples.get(device, mean_samples) for device in available], dtype=np.float64
         )

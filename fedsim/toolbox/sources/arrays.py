@@ -235,25 +235,25 @@ def _read_columns(
     Raises:
         DataError: an array is neither samples, targets nor a column.
     """
-    roles: list[str] = []
-    for part in parts:
-        roles += [f"x{part}", f"y{part}"]
+    samples_and_targets: list[str] = []  # the names of these arrays
+    for suffix in parts:
+        samples_and_targets += [f"x{suffix}", f"y{suffix}"]
     columns: NamedArrays = {}
     for name, array in arrays.items():
-        if name in roles:
+        if name in samples_and_targets:
             continue
-        base, part = _split_name(name, parts)
+        base, own_suffix = _split_name(name, parts)
         # the column's name in each part: a column of one part needs its counterpart in the other
         part_names = [f"{base}{suffix}" for suffix in parts]
         missing = [part_name for part_name in part_names if part_name not in arrays]
-        has_size = array.shape == (sizes.get(part, -1),)
+        has_size = array.shape == (sizes.get(own_suffix, -1),)
         if missing or not has_size or not np.issubdtype(array.dtype, np.integer):
-            reason = f" (there is no {missing[0]!r})" if missing and part else ""
-            both_parts = " in both parts" if part or len(parts) > 1 else ""
+            reason = f" (there is no {missing[0]!r})" if missing and own_suffix else ""
+            both_parts = " in both parts" if own_suffix or len(parts) > 1 else ""
             raise DataError(
                 f"'{path}': nothing uses the array {name!r}, of shape {array.shape} and type "
-                f"{array.dtype}{reason}; known are {', '.join(roles)}, and columns: integers of "
-                f"shape (n,){both_parts}{nearest(name, roles)}"
+                f"{array.dtype}{reason}; known are {', '.join(samples_and_targets)}, and columns: "
+                f"integers of shape (n,){both_parts}{nearest(name, samples_and_targets)}"
             )
         part_arrays = [arrays[part_name] for part_name in part_names]
         columns[base] = np.concatenate(part_arrays).astype(np.int64)

@@ -45,20 +45,22 @@ class Text(Source):
         with reading(path, "data.source.path", "a text in UTF-8"):
             text = read_text(path)
         characters = np.array(sorted({*text}))
-        parts = []
+        windows_of_speaker = []
         for speech in _texts_by_speaker(text).values():
             tokens = np.searchsorted(characters, np.array([*speech]))
             if len(tokens) > self.length:
+                all_windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)
                 # neighbouring windows overlap in one character, the last target of the first window
-                windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)
-                parts.append(windows[:: self.length])
-        if not parts:
+                windows_of_speaker.append(all_windows[:: self.length])
+        if not windows_of_speaker:
             raise DataError(
                 f"'{path}' has no speaker with {self.length + 1} characters "
                 f"(data.source.length is {self.length})"
             )
-        x = np.concatenate(parts)
-        y = np.repeat(np.arange(len(parts)), [len(part) for part in parts])  # the speaker
+        x = np.concatenate(windows_of_speaker)
+        speakers = len(windows_of_speaker)
+        counts = [len(windows) for windows in windows_of_speaker]
+        y = np.repeat(np.arange(speakers), counts)
         is_test = every_fifth(y)
         return Raw(
             "text",
@@ -66,7 +68,7 @@ class Text(Source):
             y[~is_test],
             x[is_test],
             y[is_test],
-            classes=len(parts),
+            classes=speakers,
             peak=1.0,
             vocabulary=len(characters),
         )

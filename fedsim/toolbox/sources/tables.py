@@ -99,10 +99,12 @@ class TableSource(Source):
             columns[USER] = users
         train_size = len(table)
         if self.test is None:
-            # every fifth row of each stratum is for tests; targets that are no labels have only one
+            # of each user, else of each label, every fifth row is for tests
             strata = users
-            if strata is None:
-                strata = y if y.ndim == 1 else np.zeros(len(y), np.int64)
+            if strata is None and y.ndim == 1:
+                strata = y
+            elif strata is None:  # targets that are no labels
+                strata = np.zeros(len(y), np.int64)
             is_test = every_fifth(strata)
             order = np.argsort(is_test, kind="stable")  # test samples last
             train_size -= int(is_test.sum())

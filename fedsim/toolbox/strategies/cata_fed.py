@@ -461,16 +461,16 @@ class CataFed(FedAvg[CataFedParams]):
         devices = self.server.devices
         clients = self.server.clients
         self.state.model = self.server.models.initial()
-        self.state.sizes = [0] * devices
-        self.state.cluster = [-1] * devices
-        self.state.zeroed = [0] * devices
-        online = set(clients.idle_devices())
+        self.state.sizes = [0] * devices  # reported data sizes; 0: not connected
+        self.state.cluster = [-1] * devices  # cluster indices; -1: not connected
+        self.state.zeroed = [0] * devices  # rounds from which each client's wait is counted
+        available = set(clients.idle_devices())
         for device in filter(clients.joined, range(devices)):
-            if device in online:
+            if device in available:
                 await self.on_arrival(device)
             elif clients.await_return(device):
                 self.state.away += 1
-        if not online:  # the round is opened here, as no report will open it; it waits for a client
+        if not available:  # no report will open the round; it waits for a client
             self._open_round()
 
     def select(self) -> list[int]:

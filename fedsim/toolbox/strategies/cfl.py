@@ -155,13 +155,16 @@ class CFL(Grouped[CFLParams]):
         Returns:
             Device IDs; None if all clusters have converged.
         """
-        if not self.state.unconverged:
+        leaves = self.state.unconverged  # clusters that have not converged, the next one last
+        if not leaves:
             return None
         groups = self.state.group
-        online = self.server.clients.idle_devices()
-        for leaf in reversed(self.state.unconverged):
-            allowed_groups = (leaf, NO_GROUP) if leaf == 0 else (leaf,)
-            devices = [device for device in online if groups[device] in allowed_groups]
+        available = self.server.clients.idle_devices()
+        for leaf in reversed(leaves):
+            allowed_groups = [leaf]
+            if leaf == 0:  # the root
+                allowed_groups.append(NO_GROUP)
+            devices = [device for device in available if groups[device] in allowed_groups]
             if devices:
                 return devices
         return []
@@ -200,11 +203,11 @@ class CFL(Grouped[CFLParams]):
         schedule = self.params.split_rounds  # None: splits are decided by norms alone
         if schedule is not None and not self._split_is_due(schedule):
             return []
-        if not self.server.models.learns:
+        if not self.server.models.learns:  # there are no norms to decide by
             await self._note_skipped([ModelChange.of(entry) for entry in state.received])
             return [] if schedule is None else self._random_cut()
         clusters = await self._collect_clusters()
-        if state.first_norm is None and clusters:
+        if state.first_norm is None and clusters:  # the limits are shares of this norm
             state.first_norm = _mean_length(clusters)
         limits = self._norm_limits()
         for cluster in clusters:
@@ -307,19 +310,21 @@ class CFL(Grouped[CFLParams]):
         received = self.state.received
         self.server.compute("distances", len(received), self.setting.parameters)
         differences = await self._differences([ModelChange.of(entry) for entry in received])
-        updates = {}  # task ID -> update
+        update_of_task = {}
         for entry, difference in zip(received, differences, strict=True):
-            updates[entry["task"]] = difference
+            update_of_task[entry["task"]] = difference
         clusters = list[Cluster]()
         for group in sorted({entry["group"] for entry in received}):
-            entries: list[Entry] = []  # with finite updates, sorted by device ID
+            entries: list[Entry] = []  # of the finite updates, sorted by device ID
+            updates = []
             for entry in self._received_from(group):
-                if np.isfinite(updates[entry["task"]]).all():
+                update = update_of_task[entry["task"]]
+                if np.isfinite(update).all():
                     entries.append(entry)
+                    updates.append(update)
             if entries:
-                finite_updates = [updates[entry["task"]] for entry in entries]
-                norms = norms_of(finite_updates, self.params.aggregation.weights(entries))
-                clusters.append(Cluster(group, entries, finite_updates, norms))
+                norms = norms_of(updates, self.params.aggregation.weights(entries))
+                clusters.append(Cluster(group, entries, updates, norms))
         return clusters
 
     def _received_from(self, group: int) -> list[Entry]:
@@ -354,7 +359,7 @@ class CFL(Grouped[CFLParams]):
         child_of = await self._child_of_each_member(cut, children)
         self._record_split(cut, children, child_of)
         self._move_members(cut.group, child_of)
-        for device in child_of:
+        for device in child_of:  # their last updates were changes of the split cluster's model
             del self.state.last_change[device]
         # The published code splits before it aggregates, so that each part's model moves by the
         # part's updates.
@@ -375,12 +380,12 @@ class CFL(Grouped[CFLParams]):
         Returns:
             Device ID -> index of the part.
         """
-        last_change = self.state.last_change
+        last_change = self.state.last_change  # device ID -> its last update to its cluster
         child_of = dict[int, int]()
         for child, positions in zip(children, cut.sides, strict=True):
-            for position in positions:
+            for position in positions:  # of the part's updates in ``cut.entries``
                 child_of[cut.entries[position]["device"]] = child
-        absent = dict[int, ModelChange]()
+        absent = dict[int, ModelChange]()  # members without an update in this round
         for device in self.members(cut.group):
             if device not in child_of and device in last_change:
                 absent[device] = last_change[device]
@@ -397,16 +402,16 @@ class CFL(Grouped[CFLParams]):
             children: indices of the two parts.
             child_of: device ID of each assigned member -> index of its part.
         """
-        members: list[list[int]] = [[], []]
+        members_of: dict[int, list[int]] = {child: [] for child in children}
         for device in self.members(cut.group):
             if device in child_of:
-                members[children.index(child_of[device])].append(device)
+                members_of[child_of[device]].append(device)
         self.server.emit(
             "cluster-split",
             round=self.state.round,
             group=cut.group,
             children=children,
-            members=members,
+            members=list(members_of.values()),
             **cut.criteria,
         )
         devices = [entry["device"] for entry in cut.entries]
@@ -440,14 +445,14 @@ class CFL(Grouped[CFLParams]):
             The indices of the two new clusters.
         """
         state = self.state
+        # ``models``, ``children`` and ``changes_at_split`` have an entry for each node of the tree
         children = [len(state.models), len(state.models) + 1]
         state.children[cut.group] = children
         for positions in cut.sides:
-            state.changes_at_split.append(
-                [ModelChange.of(cut.entries[position]) for position in positions]
-            )
+            changes = [ModelChange.of(cut.entries[position]) for position in positions]
+            state.changes_at_split.append(changes)
             state.models.append(state.models[cut.group])
-            state.children.append(None)
+            state.children.append(None)  # a leaf
         if cut.group in state.unconverged:
             position = state.unconverged.index(cut.group)
             # both replace the cluster; reversed, as the last one trains first
@@ -513,11 +518,15 @@ class CFL(Grouped[CFLParams]):
         Returns:
             The differences, float32 [d] each; not finite for a device whose training diverged.
         """
-        refs = list(chain.from_iterable(changes))
-        weights = await self.server.models.values(refs)
-        pairs = zip(weights[::2], weights[1::2], strict=True)
+        # one call for all models: trained, start, trained, start, ...
+        weights = await self.server.models.values(list(chain.from_iterable(changes)))
+        trained_models = weights[::2]
+        start_models = weights[1::2]
+        differences = []
         with np.errstate(invalid="ignore"):  # values of a diverged device are not finite
-            return [trained - start for trained, start in pairs]
+            for trained, start in zip(trained_models, start_models, strict=True):
+                differences.append(trained - start)
+        return differences
 
     async def _note_skipped(self, changes: Sequence[ModelChange]) -> None:
         """Note the models that ``_differences`` would read here in a run with learning.
@@ -550,12 +559,15 @@ class CFL(Grouped[CFLParams]):
         node_reached = self.state.node_reached
         for preparation in prepared:
             device = preparation.device
-            children = self.state.children[node_reached.get(device, 0)]
+            node = node_reached.get(device, 0)  # a device begins at the root, node 0
+            children = self.state.children[node]
             assert children is not None  # only devices at a split node are prepared
             trained = preparation.contents[COLD_START]
-            change = ModelChange(trained, preparation.asked[COLD_START])
+            start = preparation.asked[COLD_START]
+            change = ModelChange(trained, start)
             node_reached |= await self._find_most_similar({device: change}, children)
-            if self.preparation(device) is None:
+            is_at_leaf = self.preparation(device) is None
+            if is_at_leaf:
                 self.move(device, node_reached.pop(device), COLD_START)
 
     async def _assign_prepared(self) -> None:

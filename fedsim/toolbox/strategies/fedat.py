@@ -169,8 +169,9 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             server.look_again("begin", self.params.retry, at_least=tiers)
             return
         server.cancel_timer("begin")
-        latencies_s = [figure for figure in state.figures if figure is not None]
-        latencies_of_tiers = np.array_split(sorted(latencies_s), tiers)
+        # a device's figure is its latency here; None if it is not measured yet
+        latencies_s = sorted(figure for figure in state.figures if figure is not None)
+        latencies_of_tiers = np.array_split(latencies_s, tiers)
         # highest latency (s) of each tier except the last one, which has no upper border
         state.cuts = [float(latencies[-1]) for latencies in latencies_of_tiers[:-1]]
         self._assign_tiers(devices)

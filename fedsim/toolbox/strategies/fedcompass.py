@@ -183,7 +183,9 @@ class FedCompass(Asynchronous[FedCompassParams]):
         state.refilling = False  # clients are replaced now
         if self._waits_for_clients():
             return
-        resting = {device for group in state.groups.values() for device in group.arrived}
+        resting = set[int]()  # have answered, and wait for their groups to be aggregated
+        for group in state.groups.values():
+            resting.update(group.arrived)
         missing = self.params.concurrency - len(state.open) - len(resting)
         candidates = None  # all devices
         if resting:
@@ -355,9 +357,11 @@ class FedCompass(Asynchronous[FedCompassParams]):
         if state.over:
             return
         index = state.group_of.pop(device, None)
-        group = None if index is None else state.groups.get(index)
+        group = None  # if the task is in no group, or its group has been aggregated
+        if index is not None:
+            group = state.groups.get(index)
         if group is not None:
-            group.clients.remove(device)
+            group.clients.remove(device)  # the clients that have not answered
         if message.outcome == "done":
             self._estimate_speed(device)
             update = self._make_update(message, task)

@@ -199,14 +199,14 @@ class FeSEM(Grouped[FeSEMParams]):
         server = self.server
         group_count = len(state.models)
         is_enough = len(senders) >= group_count
-        if server.models.learns and is_enough and not state.begun:
-            last_models = await server.models.values([state.last[device] for device in senders])
-            rows = np.stack(last_models).astype(np.float64)
-            server.compute("k-means", len(rows), rows.shape[1], group_count)
-            groups: list[int] = kmeans(rows, group_count, server.rng("k-means")).tolist()
-        else:
-            groups = await self._nearest_groups(senders)
+        is_first_time = is_enough and not state.begun
         state.begun |= is_enough
+        if not is_first_time or not server.models.learns:
+            return await self._nearest_groups(senders)
+        last_models = await server.models.values([state.last[device] for device in senders])
+        features = np.stack(last_models).astype(np.float64)
+        server.compute("k-means", len(features), features.shape[1], group_count)
+        groups: list[int] = kmeans(features, group_count, server.rng("k-means")).tolist()
         return groups
 
     def _m_step(self, group: int) -> None:

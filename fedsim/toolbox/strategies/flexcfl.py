@@ -359,14 +359,16 @@ class FlexCFL(Migrating[FlexCFLParams]):
         devices, models, labels = await self._cluster_devices()
         state.pretrained_models = {}
         for group in range(self.params.groups):
-            group_models = [
-                model for model, label in zip(models, labels, strict=True) if label == group
-            ]
-            share = 1 / len(group_models)
-            # models with weights, whose weighted sum is the group's mean
-            mean = await self.params.aggregation.total(self.server, group_models, share)
-            state.models.append(mix(mean))
-            direction = mix([*mean, (state.initial, -1.0)], rescale=False)
+            member_models = []
+            for model, label in zip(models, labels, strict=True):
+                if label == group:
+                    member_models.append(model)
+            share = 1 / len(member_models)
+            # pairs of a model and a factor, whose sum is the mean of the members' models
+            mean_parts = await self.params.aggregation.total(self.server, member_models, share)
+            state.models.append(mix(mean_parts))
+            # the mean update of the members
+            direction = mix([*mean_parts, (state.initial, -1.0)], rescale=False)
             state.directions.append(direction)
         for device, label in zip(devices, labels, strict=True):
             self.settle(device, label, PRE_TRAINING)
@@ -386,16 +388,16 @@ class FlexCFL(Migrating[FlexCFLParams]):
         """
         devices = list(self.state.pretrained_models)
         models = list(self.state.pretrained_models.values())
-        updates = await self._finite_updates(models)
+        updates = await self._finite_updates(models)  # by position in ``models``
         if updates is not None:
-            devices = [devices[index] for index in updates]
-            models = [models[index] for index in updates]
+            devices = [devices[position] for position in updates]
+            models = [models[position] for position in updates]
         generator = self.server.rng("clustering", self.state.attempts)
-        if updates is None or self.params.clusterer:
-            labels = np.empty(len(devices), dtype=np.int64)
+        if updates is None or self.params.clusterer:  # ``clusterer`` may only be ``random``
             # the devices join the groups in turn, in a random order
-            turns = np.arange(len(devices)) % self.params.groups
-            labels[generator.permutation(len(devices))] = turns
+            labels = np.empty(len(devices), dtype=np.int64)
+            random_order = generator.permutation(len(devices))
+            labels[random_order] = np.arange(len(devices)) % self.params.groups
         else:
             labels = self._cluster_updates(devices, np.stack([*updates.values()]), generator)
         return devices, models, labels.tolist()

@@ -207,10 +207,10 @@ class FLoRA(CutModels):
         state = self.state
         size = self.size_of(device)
         sent_values = self.setting.parameters
-        if device in state.served:
-            new_stacks = state.stacks[state.served[device] :]
-            sent_values = min(sum(new_stacks), sent_values)
-        # values of the present model that the device needs; 0 elsewhere
+        if device in state.served:  # the device has received the stacks before this index
+            lengths_of_new_stacks = state.stacks[state.served[device] :]
+            sent_values = min(sum(lengths_of_new_stacks), sent_values)
+        # the values of the present model that the device needs, and 0 elsewhere
         models = [state.zero, state.model]
         start = self.server.models.apply(spliced, models, places=self._starts[size])
         return {"model": Opaque(start, 4.0 * sent_values), "size": Header(size)}
@@ -230,7 +230,7 @@ class FLoRA(CutModels):
         Returns:
             The next model, with fresh adapters.
         """
-        stacks = self.state.stacks
+        stacks = self.state.stacks  # count of values of each stack so far
         stack_values = 0
         for entry in entries:
             # the device has received all earlier stacks, and not the stack that is made here

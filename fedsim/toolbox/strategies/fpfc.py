@@ -183,17 +183,29 @@ class FPFC(Synchronous[FPFCParams]):
         Returns:
             The content ``model``.
         """
-        models = self.state.own
-        pairs = self.state.pairs
+        models = self.state.own  # device ID -> w_i, for devices that have answered
+        pairs = self.state.pairs  # (smaller ID, larger ID) -> theta and v, as one array
         if device not in models:
             return {"model": self.state.first}
-        peers = [peer for peer in models if peer != device]
-        # theta_ij = -theta_ji, and a pair is stored with the smaller ID first
-        signs = [1.0 if device < peer else -1.0 for peer in peers]
-        parts = [models[device], *(models[peer] for peer in peers)]
-        parts += [pairs[min(device, peer), max(device, peer)] for peer in peers]
+        peer_models = []
+        peer_pairs = []
+        signs = []  # theta_ji = -theta_ij and v_ji = -v_ij
+        for peer, peer_model in models.items():
+            if peer == device:
+                continue
+            peer_models.append(peer_model)
+            if device < peer:
+                peer_pairs.append(pairs[device, peer])
+                signs.append(1.0)
+            else:
+                peer_pairs.append(pairs[peer, device])
+                signs.append(-1.0)
         center = self.server.models.apply(
-            proximal_center, parts, otherwise=models[device], signs=signs, rho=self.params.rho
+            proximal_center,
+            [models[device], *peer_models, *peer_pairs],
+            otherwise=models[device],
+            signs=signs,
+            rho=self.params.rho,
         )
         return {"model": center}
 
@@ -259,15 +271,15 @@ class FPFC(Synchronous[FPFCParams]):
             changed: pairs of device IDs.
         """
         lengths = [0.0] * len(changed)
-        differences = [self.state.pairs[pair] for pair in changed]
+        thetas_and_duals = [self.state.pairs[pair] for pair in changed]
         if not self.server.models.learns:
             # for the memory forecast of ``fedsim check``, whose trial has no weights
-            await self.server.models.note_skipped(differences, stay=False)
+            await self.server.models.note_skipped(thetas_and_duals, stay=False)
         elif changed:
             measured = self.server.models.apply(
                 difference_lengths,
-                differences,
-                size=len(differences),
+                thetas_and_duals,
+                size=len(changed),
                 compared_from=self._compared_from,
             )
             lengths = (await self.server.models.value(measured)).tolist()
@@ -296,17 +308,19 @@ class FPFC(Synchronous[FPFCParams]):
 
     def _average_groups(self) -> None:
         """Set each group's model to the mean of its devices' models, weighted by samples."""
-        groups = self.state.group
+        group_of = self.state.group
         models = self.state.own
+        samples = self.state.samples
         self.state.models = {}
-        for group in sorted(set(groups.values())):
-            members = [device for device in groups if groups[device] == group]
-            samples = [self.state.samples[device] for device in members]
-            total = sum(samples)
-            shares = [1 / len(members)] * len(members)  # if no member has samples
-            if total:
-                shares = [count / total for count in samples]
-            parts = [(models[device], share) for device, share in zip(members, shares, strict=True)]
+        for group in sorted(set(group_of.values())):
+            members = [device for device in group_of if group_of[device] == group]
+            total = sum(samples[device] for device in members)
+            parts = []
+            for device in members:
+                share = 1 / len(members)  # if no member has samples
+                if total:
+                    share = samples[device] / total
+                parts.append((models[device], share))
             self.state.models[group] = self.server.models.mix(parts, otherwise=models[members[0]])
 
     def group_of(self, device: int) -> int | None:
@@ -421,12 +435,13 @@ def proximal_center(models: list[Floats32], signs: list[float], rho: float) -> F
     Returns:
         z_i, float64 [d].
     """
-    size = len(models[0])
-    count = len(signs) + 1
-    total: Floats = np.array(models[:count], dtype=np.float64).sum(axis=0)
+    d = len(models[0])
+    count = len(signs) + 1  # of devices, device i included
+    device_models = models[:count]
+    total: Floats = np.array(device_models, dtype=np.float64).sum(axis=0)
     for sign, pair in zip(signs, models[count:], strict=True):
-        theta = pair[:size]
-        dual = pair[size:]
+        theta = pair[:d]
+        dual = pair[d:]
         total += sign * (theta - dual.astype(np.float64) / rho)
     return total / count
 

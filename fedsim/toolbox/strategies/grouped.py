@@ -295,13 +295,15 @@ class Grouped(Synchronous[G]):
         Some published codes ask all devices in turn in the first rounds. The list is empty in later
         rounds, and in strategies that do not follow such a code.
         """
-        if not (self.params.sweeps and self.params.as_published):
+        follows_such_code = self.params.sweeps and self.params.as_published
+        if not follows_such_code:
             return []
         if self.state.round * count >= self.server.devices:  # the rounds so far have asked all
             return []
         was_asked = self.state.asked
-        online = self.server.clients.idle_devices()
-        return [device for device in online if not was_asked[device]][:count]
+        available = self.server.clients.idle_devices()
+        unasked = [device for device in available if not was_asked[device]]
+        return unasked[:count]
 
     def _ask(self, device: int, continues: bool = False) -> None:
         """Send a device of the round its next task: a preparation if it needs one, else a training.
@@ -408,8 +410,8 @@ class Grouped(Synchronous[G]):
         state = self.state
         device = message.device
         is_preparation = message.task in state.preparing
-        if not is_preparation:  # the device may have been marked during the task
-            self._prepare_outside_round(device)
+        if not is_preparation:
+            self._prepare_outside_round(device)  # if it was marked during the task
             could_not_begin = device in state.unprepared and not self.is_preparing(device)
             if could_not_begin:
                 self.server.clients.await_return(device)
@@ -421,6 +423,7 @@ class Grouped(Synchronous[G]):
             preparation.contents = dict(message.contents)
             self._store_prepared(preparation)
             return
+        # the preparation has failed
         if device in state.unprepared:
             self.server.clients.await_return(device)
         if preparation.in_round:  # the round counts the client as slow or disconnected

@@ -36,10 +36,10 @@ def mean_of_holders(
         The next model, float64 [d].
     """
     present, *updates = models
-    totals = np.zeros(len(present))
+    totals = np.zeros(len(present))  # of each parameter: sum of weight x value
     total_weights = np.zeros(len(present))
     for update, weight, size_index in zip(updates, weights, size_indices, strict=True):
-        if not np.isfinite(update).all():
+        if not np.isfinite(update).all():  # of a diverged device
             continue
         for begin, end in places[size_index]:
             totals[begin:end] += weight * update[begin:end].astype(np.float64)

@@ -231,15 +231,13 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         """
         edge = message.edge
         edge_round = self.state.edges[edge]
-        is_done = message.outcome == "done"
-        can_begin = is_done and message.direction == "down" and not edge_round.is_lost
-        has_finished = is_done and message.direction == "up"
-        if can_begin:
+        has_arrived = message.outcome == "done"
+        if message.direction == "down" and has_arrived and not edge_round.is_lost:
             edge_round.start = message["edge-model"]
             edge_round.model = edge_round.start
             await self._begin_edge_round(edge)
             return
-        if has_finished:
+        if message.direction == "up" and has_arrived:
             self._receive_edge_model(message, edge_round)
         await self._remove_edge(edge)
 
@@ -274,9 +272,9 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         state = self.state
         server = self.server
         edge_round = state.edges[edge]
-        is_first = edge_round.remaining == self.params.kappa2
+        is_first = edge_round.remaining == self.params.kappa2  # of its ``kappa2`` edge rounds
         clients = list[int]()
-        if not state.over:
+        if not state.over:  # the deadline of the round has not passed
             clients = [device for device in edge_round.clients if server.clients.idle(device)]
         edge_round.clients = clients
         for device in clients:
@@ -320,10 +318,11 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             edge_round.tasks.append(message.task)
         else:
             edge_round.clients.remove(message.device)
+        # of the client in this round: it has failed, or this is the last edge round
         is_last_task = column != "valid" or edge_round.remaining == 1
         if is_last_task:  # selection and deadline learn of each client once a round
             self._notify_parts(message)
-        if edge_round.open:
+        if edge_round.open:  # other clients of the edge server have not ended
             return
         if edge_round.is_lost:
             await self._remove_edge(edge)
@@ -344,9 +343,11 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         if edge_round.updates:
             await self._average(edge, edge_round)
         edge_round.remaining -= 1
-        if edge_round.remaining and edge_round.clients and not state.over:
+        # ``over``: the deadline of the round has passed
+        has_next = edge_round.remaining and edge_round.clients and not state.over
+        if has_next:
             await self._begin_edge_round(edge)
-        elif edge_round.last:  # its model is the mean of some updates
+        elif edge_round.last:  # its model is the mean of the updates that it averaged last
             contents = {"edge-update": edge_round.model}
             self.server.edges.carry(edge, contents, "up", round=state.round, start=edge_round.start)
         else:

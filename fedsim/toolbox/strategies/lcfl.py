@@ -155,13 +155,13 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         compares it with other models, or computes its gradient. After this task it is deleted. If
         the clustering needs no such task, nothing is stored.
         """
-        second_job = self.params.second_campaign
+        second_job = self.params.second_campaign  # the task that uses the stored model
         if second_job is None:  # the device is never asked for its local model again
             return
         if instruction.job == second_job:
             device.state.pop("own", None)
             device.state.pop("gradient", None)
-        elif "trains-local" in instruction.contents:
+        elif "trains-local" in instruction.contents:  # the reply has a new local model
             content = "warm-up" if instruction.job == "warm-up" else "update"
             device.state["own"] = reply[content]
             if self._keeps_gradient:
@@ -339,7 +339,8 @@ class LCFL(Grouped[LCFLParams]):
         idle = self.server.clients.idle_devices()
         untrained = [device for device in idle if device not in models]
         lacks_clients = self.server.lacks_clients(self.params.min_available)
-        if lacks_clients or len(untrained) + len(models) < self.params.groups:
+        expected_models = len(models) + len(untrained)
+        if lacks_clients or expected_models < self.params.groups:  # a cluster needs a device
             least = self.params.min_available or 1
             self.server.look_again("gather", self.params.retry, at_least=least)
         else:
@@ -419,13 +420,13 @@ class LCFL(Grouped[LCFLParams]):
             await server.models.note_skipped(self._compared_models(devices))
         labels = self._cluster_devices(len(devices), distance)
         record_clustering(server, devices, labels, pairs, measure=self.params.measure)
-        for group in range(max(labels) + 1):
-            members = [
-                device for device, label in zip(devices, labels, strict=True) if label == group
-            ]
+        members_of_group: list[list[int]] = [[] for _ in range(max(labels) + 1)]
+        for device, group in zip(devices, labels, strict=True):
+            members_of_group[group].append(device)
+        for members in members_of_group:
             state.models.append(await self._first_model(members))
-        for device, label in zip(devices, labels, strict=True):
-            self.move(device, label, "clustering")
+        for device, group in zip(devices, labels, strict=True):
+            self.move(device, group, "clustering")
         # Models and losses use memory, and are not needed after the clustering.
         state.local_models = {}
         state.starts = {}
@@ -562,9 +563,10 @@ class LCFL(Grouped[LCFLParams]):
             i as the row.
         """
         reports = [self.state.reports[device] for device in devices]
-        rows = await self.server.models.numbers(reports)
+        losses_of_device = await self.server.models.numbers(reports)  # on all compared models
+        # models of devices that have not reported are left out
         columns = [self.state.compared.index(device) for device in devices]
-        return np.stack(rows)[:, columns]
+        return np.stack(losses_of_device)[:, columns]
 
     async def _values(self, models: Mapping[int, Ref], devices: Sequence[int]) -> list[Floats32]:
         return await self.server.models.values([models[device] for device in devices])
@@ -596,7 +598,8 @@ class LCFL(Grouped[LCFLParams]):
         """
         state = self.state
         distinct = {model.name for model in state.models}
-        if state.admitting or len(distinct) < len(state.models):
+        are_all_different = len(distinct) == len(state.models)
+        if state.admitting or not are_all_different:
             return
         state.admitting = True
         for device in self.members(NO_GROUP):

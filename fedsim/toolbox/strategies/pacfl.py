@@ -372,19 +372,16 @@ class PACFL(Grouped[PACFLParams]):
         state = self.state
         params = self.params
         peers = [peer for peer in sorted(state.signatures) if state.group[peer] != NO_GROUP]
-        newcomer, *others = await self._singular_vectors([device, *peers])
-        angles = np.array(
-            [  # (degrees) between the newcomer's data and each peer's data
-                proximity(newcomer, vectors, params.angle, of_vectors=params.as_published)
-                for vectors in others
-            ]
-        )
-        self.server.compute("products", len(others) + 1, newcomer.size)
-        groups = np.array([state.group[peer] for peer in peers])
+        newcomer, *peer_vectors = await self._singular_vectors([device, *peers])
+        # angles (degrees) between the newcomer's data and the data of each cluster's clients
+        angles_of_group: list[list[float]] = [[] for _ in state.models]
+        for peer, vectors in zip(peers, peer_vectors, strict=True):
+            angle = proximity(newcomer, vectors, params.angle, of_vectors=params.as_published)
+            angles_of_group[state.group[peer]].append(angle)
+        self.server.compute("products", len(peers) + 1, newcomer.size)
         distance_by_angles = _LINKAGE_FUNCTIONS[params.linkage]  # least, largest or mean angle
         distances = [np.inf] * len(state.models)
-        for group in range(len(state.models)):
-            is_member = groups == group
-            if is_member.any():
-                distances[group] = float(distance_by_angles(angles[is_member]))
+        for group, angles in enumerate(angles_of_group):
+            if angles:
+                distances[group] = float(distance_by_angles(np.array(angles)))
         return distances

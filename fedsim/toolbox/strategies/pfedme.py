@@ -75,10 +75,11 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
             Pairs of a model and its coefficient; the index i stands for the model theta_i, which is
             not computed yet.
         """
-        step = self.params.eta * self.params.lam
-        theta_factors = [(1.0 - step) ** (rounds - 1 - index) * step for index in range(rounds)]
-        received_factor = (1.0 - step) ** rounds
-        return PreviousResult(((received, received_factor), *enumerate(theta_factors)))
+        step = self.params.eta * self.params.lam  # s
+        parts: list[tuple[Ref | int, float]] = [(received, (1.0 - step) ** rounds)]
+        for index in range(rounds):
+            parts.append((index, (1.0 - step) ** (rounds - 1 - index) * step))  # theta_index
+        return PreviousResult(tuple(parts))
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         """Return R trainings of the personal model, each of K steps on one batch.

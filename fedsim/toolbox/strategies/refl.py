@@ -112,8 +112,10 @@ def stale_weights(
     if not squared_norm:
         return damped
     # Lambda = ||(f - s) / (n + 1)||^2 / ||f||^2, as f - (s + n f) / (n + 1) = (f - s) / (n + 1)
-    squares = [float(((fresh - update) ** 2).sum()) for update in stale]
-    deviations = np.array([square / (count + 1) ** 2 / squared_norm for square in squares])
+    deviations = np.empty(len(stale))  # Lambda of each stale update
+    for position, update in enumerate(stale):
+        square = float(((fresh - update) ** 2).sum())
+        deviations[position] = square / (count + 1) ** 2 / squared_norm
     largest = deviations.max() or 1.0  # Lambda_max; all Lambda are 0 if it is 0
     with np.errstate(invalid="ignore"):
         boosts = 1 - np.exp(-deviations / largest) / scale
@@ -203,21 +205,21 @@ class REFL(FedAvg[REFLParams]):
         fresh = state.received
         stale = state.stale
         state.stale = []
-        if not any(entry["samples"] for entry in (*fresh, *stale)):
+        if not any(entry["samples"] for entry in (*fresh, *stale)):  # all weights would be 0
             return
         staleness = [state.round - entry["round"] for entry in stale]
         factors = list[float]()  # of the stale updates; ``weights`` reads them as ``counts``
         if stale:
             factors = await self._stale_weights(fresh, stale, staleness)
-        rebased = list[Entry]()
+        rebased = list[Entry]()  # the stale updates, as changes of the present model
         for entry, factor in zip(stale, factors, strict=True):
             # The update as if the late client had begun at the present model. ``apply``, unlike
             # ``mix``, keeps an update that is not finite as one, so that it is left out later.
             models = [model, entry["update"], entry["start"]]
             update = self.server.models.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])
             rebased.append(entry | {"update": update, "start": model, "counts": factor})
-        entries = [*fresh, *rebased]
-        state.model = await self.next_model(model, entries, staleness=[0] * len(fresh) + staleness)
+        all_staleness = [0] * len(fresh) + staleness
+        state.model = await self.next_model(model, [*fresh, *rebased], staleness=all_staleness)
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """Return the weight of each update in the next model; weights sum to 1.

@@ -90,11 +90,15 @@ def optimal_weights(shares: Floats) -> Floats:
     from scipy.optimize import nnls
 
     classes, clusters = shares.shape
-    system = np.vstack((shares - 1.0 / classes, np.ones(clusters)))  # C, and a row for sum u = 1
+    # ||system u - target||^2 is ||C u||^2 + (sum u - 1)^2
+    system = np.vstack((shares - 1.0 / classes, np.ones(clusters)))
     target = np.zeros(classes + 1)
     target[-1] = 1.0
-    penalised = np.vstack((system, _PENALTY * np.eye(clusters)))
-    u = nnls(penalised, np.append(target, np.zeros(clusters)), maxiter=100 * clusters)[0]
+    # with the penalty on the norm of u
+    penalised_system = np.vstack((system, _PENALTY * np.eye(clusters)))
+    penalised_target = np.append(target, np.zeros(clusters))
+    u = nnls(penalised_system, penalised_target, maxiter=100 * clusters)[0]
+    # without the penalty, for the clusters that have a weight
     has_weight = u > _LEAST_WEIGHT
     exact = np.linalg.lstsq(system[:, has_weight], target, rcond=_RANK_TOLERANCE)[0]
     if exact.min() >= 0:  # otherwise the penalised minimiser is the result

@@ -346,9 +346,10 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         device = message.device
         state.sizes[device] = self._samples(message)
         if self.params.weights == "rfedavg":
+            # sample count, class imbalance, and the loss if clusters are made by losses
             _samples, imbalance, *_loss = message[FACTS]
             state.imbalance[device] = imbalance
-            state.last_total[device] = state.total
+            state.last_total[device] = state.total  # D, relative to which it was computed
         elif self.params.weights == "optimal":
             state.counts[device] = message["class-counts"]
 
@@ -387,7 +388,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         for cluster, cluster_weight in zip(clusters, cluster_weights, strict=True):
             positions = [usable[member] for member in cluster]  # in ``received``
             shares_in_cluster = sizes[cluster] / sizes[cluster].sum()
-            weights[positions] = cluster_weight * shares_in_cluster
+            weights[positions] = cluster_weight * shares_in_cluster  # Eq. 4
         return [float(weight) for weight in weights]
 
     def _record_reweighting(
@@ -490,7 +491,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         """
         devices = [entry["device"] for entry in entries]
         generator = self.server.rng("clusters", self.state.round)
-        if gradients is None:
+        if gradients is None:  # as many random clusters as there are classes, at most
             labels = canonical(generator.integers(self.setting.classes, size=len(entries)))
             self.state.cluster = dict(zip(devices, labels.tolist(), strict=True))
             return members(labels), None
@@ -498,7 +499,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         cosines = cosine_matrix(gradients)
         clusters = self._cluster_gradients(gradients, cosines, eps, generator)
         for label, cluster in enumerate(clusters):
-            self.state.cluster |= {devices[position]: label for position in cluster}
+            for position in cluster:
+                self.state.cluster[devices[position]] = label
         self._record_clusters(devices, cosines)
         return clusters, eps
 

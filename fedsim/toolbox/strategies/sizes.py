@@ -142,10 +142,9 @@ def leading(
         small_row_size = math.prod(small.shape[1:])
         small_rows = small.size // small_row_size
         end = begin + small_rows * row_size  # of the rows that the smaller tensor has
-        has_whole_rows = small_row_size == row_size
-        if is_in and has_whole_rows:
+        if is_in and small_row_size == row_size:  # whole rows, one after the other
             ranges.append((begin, end))
-        elif is_in:
+        elif is_in:  # the first values of each row
             for row_begin in range(begin, end, row_size):
                 ranges.append((row_begin, row_begin + small_row_size))
         begin += tensor.size
@@ -260,18 +259,19 @@ class CutModels(FedAvg[CutParams]):
             device: ID of the device.
         """
         sizes = self.params.sizes
+        is_redrawn = self.params.redraw  # a new draw in each round
         if isinstance(sizes, dict):
             size_of_kind = sizes[self.setting.kind_of(device) or ""]
-            if not self.params.redraw:
+            if not is_redrawn:
                 return size_of_kind
             candidates = [size for size in self.params.all_sizes if size <= size_of_kind]
-        elif self.params.redraw:
+        elif is_redrawn:
             candidates = self.params.all_sizes
         else:
             candidates = sizes  # a size that is listed twice is twice as likely
-        ids = [device]
-        if self.params.redraw:
-            ids.append(self.state.round)  # another draw in each round
+        ids = [device]  # of the draw
+        if is_redrawn:
+            ids.append(self.state.round)
         generator = self.server.rng("size", *ids)
         return candidates[int(generator.integers(len(candidates)))]
 

@@ -68,9 +68,9 @@ class Tiered(Strategy[P]):
         """
         clients = self.server.clients
         devices = self.server.devices
-        self.state.figures = [None] * devices
-        self.state.tier = [None] * devices
-        self.state.members = [[] for _ in range(tiers)]
+        self.state.figures = [None] * devices  # measured size or latency of each device
+        self.state.tier = [None] * devices  # index of each device's tier
+        self.state.members = [[] for _ in range(tiers)]  # device IDs of each tier
         idle = set(clients.idle_devices())
         for device in range(devices):
             if device in idle:

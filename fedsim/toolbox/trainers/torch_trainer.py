@@ -400,7 +400,7 @@ class TorchTrainer(Trainer):
             # The gradients of a step's batches add up. The batches' shares sum to 1, so that the
             # sum is the mean over the samples of the step.
             torch.autograd.backward(share * context.loss(context.forward(model, x), y, **options))
-            if not ends_step:
+            if not ends_step:  # further batches add to the gradient of this step
                 continue
             self._clip_gradients([*parameters.values()])
             optimiser.step()

@@ -142,14 +142,16 @@ class Tides(Availability):
         ages = self._streams.uniforms("world/availability/first", devices)  # as shares of ``lasts``
         # time for which the number drawn first has been valid at time 0 (s)
         age_at_0 = np.rint(ages * self._lasts / TICK_S) * TICK_S
-        draw_number = (time + age_at_0) // self._lasts
-        draws = self._streams.uniforms("world/availability", devices, draw_number.astype(np.int64))
+        # a device draws a new number after each ``lasts`` seconds
+        draw_number = ((time + age_at_0) // self._lasts).astype(np.int64)
+        draws = self._streams.uniforms("world/availability", devices, draw_number)
         half = np.array([self._half_window(draw) for draw in draws.tolist()])
         peak = self._peak[devices]
         # the peak recurs every day; this is its time nearest to ``time``
         nearest_peak = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
         is_in_window = (nearest_peak - half <= time) & (time < nearest_peak + half)
-        on: Flags = is_in_window | (half == DAY_S / 2)
+        is_on_all_day = half == DAY_S / 2
+        on: Flags = is_in_window | is_on_all_day
         return on
 
     def _half_window(self, draw: float) -> float:
@@ -461,8 +463,8 @@ class Intervals(AvailabilityModel):
             assigned = generator.integers(len(traces), size=devices).tolist()
         else:
             never_on = len(traces)  # index of the empty trace that is appended below
-            trace_of = {owner: trace for trace, owner in enumerate(intervals)}
-            assigned = [trace_of.get(device, never_on) for device in range(devices)]
+            index_of_trace = {owner: index for index, owner in enumerate(intervals)}
+            assigned = [index_of_trace.get(device, never_on) for device in range(devices)]
         traces.append((period, []))
         # a trace of times of day begins at midnight, simulated time 0 at another time of day
         ahead = calendar.day_s().tolist() if form is time else None

@@ -267,8 +267,9 @@ class Heat(Process):
         if state["computes"]:
             target = self.factor if state["slow"] else 1.0
         bound = self.fast_at if state["slow"] else self.slow_at
-        # a slow device has to cool to its bound, a fast one to warm to its own
-        if state["slow"] == (target >= bound):
+        cools_too_little = state["slow"] and target >= bound
+        warms_too_little = not state["slow"] and target < bound
+        if cools_too_little or warms_too_little:
             return target, math.inf
         # heat(t) = target + (heat - target) exp(-t / warms), solved for heat(t) = bound
         ratio = (state["heat"] - target) / (bound - target)

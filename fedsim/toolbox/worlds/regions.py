@@ -52,10 +52,10 @@ class Regions(Network):
     ) -> None:
         """Add half the round trip between each device's region and the server's to its latency."""
         down, up, latency = columns
-        self._of = of
-        self._server = server
-        self._table = table
-        self._connections = connections
+        self._of = of  # regions in which the devices are, in turn
+        self._server = server  # the server's region
+        self._table = table  # (sender's region, receiver's region) -> TCP connection
+        self._connections = connections  # count for each transfer
         self.repeats = len(of)  # period with which devices have equal connections
         self._access_s = latency  # latencies of the devices' own links (s)
         # device i stands for all devices of its region, which repeat with the period ``len(of)``

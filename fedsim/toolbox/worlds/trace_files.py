@@ -269,10 +269,11 @@ class _File:
         if self.options.quantity == "rate" and not any(value_at.values()):
             raise self.wrong(f"has the trace {name!r}, which is 0 throughout; nothing would arrive")
         begins = [*value_at]
-        last_s = every or _SINGLE_ROW_S  # time for which the last value holds
+        # the last value holds as long as the one before it
+        last_length_s = every or _SINGLE_ROW_S
         if len(begins) > 1:
-            last_s = begins[-1] - begins[-2]
-        whole = Recording(name, begins, [*value_at.values()], begins[-1] + last_s)
+            last_length_s = begins[-1] - begins[-2]
+        whole = Recording(name, begins, [*value_at.values()], begins[-1] + last_length_s)
         if self.options.average is None:
             return whole
         return averaged(whole, self.options.average)
@@ -295,12 +296,12 @@ def averaged(recording: Recording, step: float) -> Recording:
     interval = 0  # index of the interval that contains ``since``
     ends = [*recording.times[1:], recording.end]
     for since, until, value in zip(recording.times, ends, recording.values, strict=True):
-        while since < until:  # the value may hold in several intervals
+        while since < until:  # each step adds the part of the value in one interval
             while interval + 1 < count and edges[interval + 1] <= since:
                 interval += 1
-            stop = min(until, edges[interval + 1])
-            integrals[interval] += value * (stop - since)
-            since = stop
+            part_end = min(until, edges[interval + 1])
+            integrals[interval] += value * (part_end - since)
+            since = part_end
     means = []
     for integral, (left, right) in zip(integrals, pairwise(edges), strict=True):
         means.append(integral / (right - left))
@@ -484,13 +485,6 @@ class _Rows:
     times: list[float]
     values: list[float]
 
-    def sort(self) -> None:
-        """Sort the rows by time."""
-        order = sorted(range(len(self.times)), key=self.times.__getitem__)
-        self.lines = [self.lines[row] for row in order]
-        self.times = [self.times[row] for row in order]
-        self.values = [self.values[row] for row in order]
-
 
 def _name_recordings(file: _File, traces: dict[str, _Rows]) -> list[Recording]:
     """Build and name the recordings of a file that may have rows of several devices.
@@ -560,12 +554,14 @@ def _read_fcc(file: _File) -> list[Recording]:
     if not tests:
         raise file.wrong("has no test that succeeded")
     traces: dict[str, _Rows] = {}
-    for name, by_time in tests.items():
-        lines = [line for line, _ in by_time.values()]
-        rates = [rate for _, rate in by_time.values()]
-        rows = _Rows(lines, [*by_time], rates)
-        rows.sort()  # the tests of a unit need not be in order of time
-        traces[name] = rows
+    for unit, test_at in tests.items():
+        rows = _Rows([], [], [])
+        for time_s in sorted(test_at):  # the file need not have them in order
+            line, rate = test_at[time_s]
+            rows.lines.append(line)
+            rows.times.append(time_s)
+            rows.values.append(rate)
+        traces[unit] = rows
     return _name_recordings(file, traces)
 
 
