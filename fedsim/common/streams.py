@@ -254,7 +254,7 @@ class Streams:
         try:
             entropy = [_root(self.seed, purpose), *(i + 1 for i in ids)]
             return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, SimulationError):
             raise SimulationError(
                 f"a random generator is named {show_value((purpose, *ids))}; allowed are a text, "
                 "and whole numbers of -1 or more"

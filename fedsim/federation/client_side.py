@@ -5,11 +5,19 @@ done.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedsim.clock.simulation import Simulation
-from fedsim.common.errors import ScenarioError, SimulationError, show_value
+from fedsim.common.errors import (
+    FedsimError,
+    ScenarioError,
+    SimulationError,
+    place_of,
+    show_error,
+    show_value,
+)
 from fedsim.common.training import LocalEpochs, Training
 from fedsim.federation.client import BEST, Client, LocalResult, PreviousResult
 from fedsim.federation.client_halves import ClientHalves
@@ -38,14 +46,39 @@ class _Results:
     Attributes:
         tested: the model of least loss in the last test; None before a test.
         start: the model from which the last training started; None before a training.
-        updates: the models after each training of the task so far, in order.
+        updates: the models after each training of the task that finished an epoch, in order.
+        of_trainings: the model after each training of the task so far, in order; after a training
+            that finished no epoch, it is the model from which the training started.
         steps: count of SGD steps of the last training.
     """
 
     tested: Ref | None = None
     start: Ref | None = None
     updates: tuple[Ref, ...] = ()
+    of_trainings: tuple[Ref, ...] = ()
     steps: int = 0
+
+
+def _result_of(work: Future[object], client: str, device: int) -> object:
+    """Return the result of the function of ``Client.real``; wait until it is done.
+
+    Args:
+        work: the function's future.
+        client: name of the class of the strategy's code on devices.
+        device: ID of the device.
+
+    Raises:
+        SimulationError: the function has failed.
+    """
+    try:
+        return work.result()
+    except (FedsimError, MemoryError):
+        raise
+    except Exception as error:
+        raise SimulationError(
+            f"the function of {client}.real failed for device "
+            f"{device}{place_of(error)}: {show_error(error)}"
+        ) from error
 
 
 class ClientSide:
@@ -158,7 +191,7 @@ class ClientSide:
         if type(client).real is not Client.real:  # has no effect if the function was begun before
             self.begin_real_function(task.device, context)
         if context.real is not None:  # the simulated time stands still until the work is done
-            context.instruction.value = context.real.result()
+            context.instruction.value = _result_of(context.real, type(client).__name__, task.device)
             context.real = None
         steps = tuple(client.work(self.devices.of(task.device), context.instruction))
         for change in self._step_changes:
@@ -216,6 +249,9 @@ class ClientSide:
                     model_ahead = None  # computed for the whole training, which was cut off
                 if epochs:
                     self._add_training(task, step.training, epochs, model_ahead, results)
+                else:
+                    start = self._check_start(task, self._start_of(step.training, results))
+                    results.of_trainings = (*results.of_trainings, start)
         update = results.updates[-1] if results.updates else None
         return LocalResult(
             task.samples,
@@ -248,9 +284,8 @@ class ClientSide:
         """
         # the start and the anchor may be results of the task's earlier steps; ``training`` gets
         # the models, and the amount that was really trained
-        earlier = results.updates
-        start: ModelOrResult = results.tested if training.start == BEST else training.start
-        start = self._resolve(start, earlier)
+        earlier = results.of_trainings
+        start = self._start_of(training, results)
         proximal = training.proximal
         anchor = self._resolve(proximal.anchor, earlier)
         if start is not training.start:
@@ -266,8 +301,19 @@ class ClientSide:
         if self._trainer.state == "kept":  # the next task's training continues from this state
             self.devices.of(task.device).state[f"trainer/{number}"] = update
         results.start = start
-        results.updates = (*earlier, update)
+        results.updates = (*results.updates, update)
+        results.of_trainings = (*earlier, update)
         results.steps = training.sgd_steps(task.samples, self._batching)
+
+    def _start_of(self, training: Training, results: "_Results") -> Ref | None:
+        """Return the model from which a training of a task starts.
+
+        Args:
+            training: the training as the strategy's code on the device asked for it.
+            results: the results of the task's steps before it.
+        """
+        start: ModelOrResult = results.tested if training.start == BEST else training.start
+        return self._resolve(start, results.of_trainings)
 
     def train(self, task: Task, training: Training, number: int, version: int) -> Ref:
         """Register a training of a device, and return the name (``Ref``) of its result.
@@ -280,7 +326,7 @@ class ClientSide:
             number: index of the training in the task, from 0.
             version: version of the device's data, 0 before the first shift.
         """
-        self._check_start(task, training)
+        self._check_start(task, training.start)
         # the result of which this training continues the trainer's state, such as Adam's moments
         before: Ref | None = None
         if self._trainer.state == "kept":  # each device keeps its own state
@@ -296,17 +342,19 @@ class ClientSide:
             before=before,
         )
 
-    def _check_start(self, task: Task, training: Training) -> None:
-        """Raise ``SimulationError`` if a training starts from a value that is no model of the run.
+    def _check_start(self, task: Task, start: object) -> Ref:
+        """Return the value from which a training starts, if it is a model of the run.
 
         Args:
             task: the task of the device that trains.
-            training: the training.
+            start: the value.
+
+        Raises:
+            SimulationError: the value is no model of the run.
         """
-        start = training.start
         parameters = int(self._learner.parameters)
         if isinstance(start, Ref) and length_of(start, parameters) in (None, parameters):
-            return
+            return start
         mistake = show_value(start)
         if isinstance(start, Ref):
             mistake = f"{start}, an array of {length_of(start, parameters)} numbers"
@@ -354,7 +402,7 @@ class ClientSide:
         Args:
             model: a start or anchor. A ``PreviousResult`` becomes the weighted sum of its parts;
                 a model, or None for no anchor, is returned unchanged.
-            earlier: results of the task's earlier trainings, in order.
+            earlier: models after the task's earlier trainings, in order.
         """
         if not isinstance(model, PreviousResult):
             return model
