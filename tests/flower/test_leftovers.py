@@ -26,7 +26,7 @@ from tests.flower.runs import APPS, execute, scenario
 from tests.flower.test_odd_apps import odd
 
 EXECUTORS: list[Callable[[], Executor]] = [Inline, lambda: Threads(1)]
-LAG_S = 10.0  # longer than any thread of an app goes on
+LAG_S = 120.0  # far longer than any thread of an app goes on
 
 
 def left(folder: Path) -> list[object]:
