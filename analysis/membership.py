@@ -62,7 +62,7 @@ def draw_membership(run: RunFolder) -> Figure:
     history = History(run)
     if history.assignments.empty or not history.end:
         raise style.NothingToDrawError(
-            f"{str(run.path)!r} never puts a device into a group, so there is no membership to draw"
+            f"{str(run.path)!r} records no assignment of a device to a group, so there is no membership to draw"
         )
     order = history.order()
     devices = order[style.choose_evenly(len(order), MOST_LANES)]

@@ -59,13 +59,13 @@ def measure_members(series: Series) -> Members:
         series: the line, which is a variant or scenario with its runs over seeds.
 
     Raises:
-        NothingToDrawError: the run never puts a device into a group.
+        NothingToDrawError: the run records no assignment of a device to a group.
     """
     attempts = attempts_of(series.runs[0])
     history = attempts.history
     if history.assignments.empty or not history.end:
         raise style.NothingToDrawError(
-            f"{strategy_of(series)} never puts a device into a group, so there are no members"
+            f"{strategy_of(series)} records no assignment of a device to a group, so there are no members"
         )
     order = history.order()
     devices = order[style.choose_evenly(len(order), _MOST_ROWS)]
@@ -94,7 +94,7 @@ def draw_members(series: Series, width: float) -> PaperFigure:
         width: width of the figure (inches).
 
     Raises:
-        NothingToDrawError: the run never puts a device into a group.
+        NothingToDrawError: the run records no assignment of a device to a group.
     """
     members = measure_members(series)
     count = len(members.devices)

@@ -155,13 +155,13 @@ def measure_migration(series: Series) -> MigrationLine:
         series: the runs of a line of the figure: a variant or scenario with its runs over seeds.
 
     Raises:
-        NothingToDrawError: a run never puts a device into a group.
+        NothingToDrawError: a run records no assignment of a device to a group.
     """
     runs = [*map(attempts_of, series.runs)]
     for attempts in runs:
         if attempts.history.assignments.empty:
             raise style.NothingToDrawError(
-                f"{strategy_of(series)} never puts a device into a group, so nobody migrates"
+                f"{strategy_of(series)} records no assignment of a device to a group, so nobody migrates"
             )
     end = min(map(attrgetter("history.end"), runs))
     times = np.linspace(0.0, end, _POINTS + 1)

@@ -347,7 +347,7 @@ def test_families_without_a_server_or_rounds_are_refused_by_name(
     for draw in (draw_rounds, measure_waiting):
         with pytest.raises(NothingToDrawError, match="fedasync has no rounds that a server opens"):
             draw(*[series_of(roundless), 3.5][: 2 if draw is draw_rounds else 1])
-    with pytest.raises(NothingToDrawError, match="fedasync never puts a device into a group"):
+    with pytest.raises(NothingToDrawError, match="fedasync records no assignment of a device to a group"):
         draw_migration([series_of(roundless)], 3.5)
 
 
@@ -417,7 +417,7 @@ def test_by_default_what_applies_is_drawn_and_the_rest_named(
         (["--width", "1in"], "--width is '1in'; allowed are 2 in to 20 in"),
         (["--format", "pfd"], "--format is 'pfd'; allowed are pdf, svg, png (did you mean 'pdf'?)"),
         (["--figure", "wating"], "--figure is 'wating'; allowed are"),
-        (["--figure", "members"], "fedavg never puts a device into a group"),
+        (["--figure", "members"], "fedavg records no assignment of a device to a group"),
         (["--only", "fedvag"], "--only is 'fedvag'; allowed are fedavg (did you mean 'fedavg'?)"),
         (["--only", "shar=1"], "--only names 'shar'; allowed are variant"),
         (["--target", "2"], "--target is 2; allowed is an accuracy"),
