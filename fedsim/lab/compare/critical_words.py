@@ -44,8 +44,9 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
         half_done_share = half_done_s / (seconds or 1.0)
         saved_s = sum(path.saved_s for path in rounds)
         sentences.append(
-            f"Half of a round's clients were done after {show_share(half_done_share)} of it; the "
-            f"clients that ended last held the rounds up for {show_seconds(saved_s)} in all."
+            f"Half of the clients that began to work were done after {show_share(half_done_share)} "
+            "of a round; the clients that ended last held the rounds up for "
+            f"{show_seconds(saved_s)} in all."
         )
     deadline_count = sum(path.by_deadline for path in rounds)
     if deadline_count:
