@@ -126,8 +126,9 @@ class Packer:
         is garbage collected.
         """
         key = id(array)
-        if key in self._shared:
-            shared_array, reference = self._shared[key]
+        entry = self._shared.get(key)
+        if entry is not None:
+            shared_array, reference = entry
             if shared_array() is array:  # not an earlier array, now collected, with this id
                 return reference
         reference = self._put(array)
