@@ -83,22 +83,25 @@ def answer(work: Callable[[], object]) -> Answer:
         The pickled value or error. If the value or the error cannot be pickled, it is replaced by a
         ``SimulationError`` with the message.
     """
+    is_done = True
+    result: object
     try:
-        outcome = True, work()
+        result = work()
     except Exception as error:
         # a pickled error has no traceback, so it is added as text
         error.add_note("".join(traceback.format_exception(error)))
-        outcome = False, error
-    buffers: list[pickle.PickleBuffer] = []
-    is_done = outcome[0]
+        is_done = False
+        result = error
+    buffers: list[pickle.PickleBuffer] = []  # memory of arrays, which is not copied into the pickle
     try:
+        outcome = (is_done, result)
         content = pickle.dumps(outcome, protocol=5, buffer_callback=buffers.append)
         if not is_done:
             # many classes of errors can be pickled, but not made again from the pickle
             pickle.loads(content, buffers=buffers)
         return Answer(content, buffers)
     except Exception as error:
-        # the value cannot be pickled, or the error of the work cannot: name the latter itself
-        cause = error if is_done else outcome[1]
+        # if it was the error of ``work`` that cannot be pickled, the message names that error
+        cause = error if is_done else result
         failure = SimulationError(f"{type(cause).__name__}: {cause}")
         return Answer(pickle.dumps((False, failure), protocol=5))

@@ -109,12 +109,12 @@ class TaskResources:
         Args:
             nodes: what each node has: Ray's name of a resource -> amount.
         """
-        amounts = [*nodes]
-        if any(map(self.count_on, amounts)):  # a node has room for one task at least
+        all_nodes = [*nodes]
+        if any(map(self.count_on, all_nodes)):  # a node has room for one task at least
             return
         # if possible, the error names a single resource of which all nodes have too little
         for name, amount in self.demand.items():
-            most = max((node.get(name, 0.0) for node in amounts), default=0.0)
+            most = max((node.get(name, 0.0) for node in all_nodes), default=0.0)
             if most < amount:
                 raise ScenarioError(
                     f"{_OPTION} asks for {_show(name, amount)} a task, but the node with the most "

@@ -140,17 +140,19 @@ def _rare_collections() -> Iterator[None]:
 
     A run makes little garbage, and frequent collections would take a quarter of its time.
     """
-    # if runs overlap, the first one has changed the thresholds, and the last one restores them
-    before = _running[0] if _running else gc.get_threshold()
-    _running.append(before)
-    if 0 < before[0] < _OBJECTS_A_COLLECTION:
-        gc.set_threshold(_OBJECTS_A_COLLECTION, *before[1:])
+    # ``_running`` has an entry for each run that has not ended: the thresholds before all of them.
+    # The first run changes the thresholds, and the last one restores them.
+    original = _running[0] if _running else gc.get_threshold()
+    _running.append(original)
+    objects, *older_generations = original
+    if 0 < objects < _OBJECTS_A_COLLECTION:  # 0: the user has switched collections off
+        gc.set_threshold(_OBJECTS_A_COLLECTION, *older_generations)
     try:
         yield
     finally:
         _running.pop()
         if not _running:
-            gc.set_threshold(*before)
+            gc.set_threshold(*original)
 
 
 class Simulation:
@@ -390,8 +392,10 @@ class Simulation:
             self._sinks.append(sink)
         for kind in kinds:
             self._sinks_of.setdefault(kind, []).append(sink)
-        # for each kind with sinks of its own, all sinks in their order; other kinds have ``_sinks``
-        self._receivers = {kind: [*self._sinks, *own] for kind, own in self._sinks_of.items()}
+        # records of a kind that is not in ``_receivers`` go to ``_sinks`` only
+        self._receivers = {
+            kind: [*self._sinks, *kind_sinks] for kind, kind_sinks in self._sinks_of.items()
+        }
 
     @takes(final=CALLABLE)
     def at_end(self, final: Callable[[], None]) -> None:
@@ -491,7 +495,7 @@ class Simulation:
                     yield
                 self._finish()
         finally:
-            self.settled = True
+            self.settled = True  # the state can be saved
             for close in self._closers:
                 close()
 
@@ -500,8 +504,8 @@ class Simulation:
         last_pause = time.perf_counter()
         instants = 0  # processed since the last yield
         while True:
-            due = self.env.advance()
-            if self.env.pending is not None:
+            due = self.env.advance()  # time of the next event (s)
+            if self.env.pending is not None:  # the server waits for a real computation
                 await self._await_pending()
                 continue  # the present instant has more events
             if self._between:
@@ -514,7 +518,7 @@ class Simulation:
             if self._unread or instants >= _INSTANTS_A_YIELD:
                 instants = 0
                 yield
-                self.env.trim()
+                self.env.trim()  # frees the memory of cancelled alarms
                 # let the event loop run other coroutines from time to time
                 if time.perf_counter() - last_pause > _PAUSE_EVERY_S:
                     await asyncio.sleep(0)
@@ -542,11 +546,12 @@ class Simulation:
         still.
         """
         assert self.env.pending is not None
-        work, go_on = self.env.pending
+        computation, resume_event = self.env.pending
         self.env.pending = None
-        with suppress(Exception):  # ``go_on`` raises the error in the code that waits for the work
-            await asyncio.wrap_future(work)
-        go_on()
+        # an error is raised by ``resume_event``, in the code that waits for the computation
+        with suppress(Exception):
+            await asyncio.wrap_future(computation)
+        resume_event()
 
     def _act_between_instants(self) -> None:
         """Call the functions given to ``between_instants``."""
@@ -592,16 +597,17 @@ class Simulation:
         """
         self.env.handling = True
         try:
-            waited = next(handler)
+            awaited = next(handler)
             # the error is raised inside of the handler, so that the traceback has the handler's
             # line
-            while not isinstance(waited, Join):
-                waited = handler.throw(SimulationError(_FOREIGN_AWAIT))
+            while not isinstance(awaited, Join):
+                awaited = handler.throw(SimulationError(_FOREIGN_AWAIT))
         except StopIteration:
             return
         finally:
             self.env.handling = False
-        self.env.pending = waited.work, partial(self._handle, handler)
+        # once the computation is done, this method is called again for the rest of the handler
+        self.env.pending = awaited.work, partial(self._handle, handler)
 
 
 def _raise_failure(process: simpy.events.Event) -> None:

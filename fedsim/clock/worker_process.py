@@ -57,6 +57,7 @@ def start(
     # ``sys.path`` is copied, as another thread, such as a Flower app's, may change it meanwhile
     absolute = [place for place in list(sys.path) if Path(place).is_absolute()]
     path = [place for place in absolute if Path(place).resolve() != working_directory]
+    # the program of the new process
     code = _CODE.format(
         path=[*path, fedsim_folder], locations=module_locations(), module=module, name=name
     )
@@ -112,6 +113,7 @@ class WorkerProcess:
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        # ``_received`` counts the placed objects that the process has
         for position in range(self._received, len(placed)):
             self._send(placed[position], placed[:position])
             self._received += 1
@@ -197,9 +199,11 @@ class _PlacedUnpickler(pickle.Unpickler):
 def serve() -> None:
     """Main loop of a worker process: it carries out calls until its pipe is closed."""
     calls = sys.stdin.buffer
+    # Results are written to the process's first stdout. From then on, 1 is stderr, so that output
+    # of the called functions does not get among the results.
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of the work goes to stderr, as stdout is the pipe of answers
-    placed: list[object] = []
+    os.dup2(2, 1)
+    placed: list[object] = []  # objects to which pickles of later calls refer by index
     while True:
         try:
             locations, is_call = pickle.load(calls)
@@ -207,7 +211,6 @@ def serve() -> None:
         except EOFError:
             return
         adopt_module_locations(locations)
-        # each message is a call, or an object to which the pickles of later calls refer
         if is_call:
             answer(partial(_carry_out, pickled, placed)).write(answers)
             answers.flush()

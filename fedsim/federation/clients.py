@@ -170,10 +170,11 @@ class Clients:
         shuffle = Shuffle(generator, self.count if among is None else len(among))
         drawn: list[int] = []
         while shuffle.remaining and len(drawn) < count:
-            # some are not idle, so more than are missing may be checked at once
-            indices = shuffle.draw(max(count - len(drawn), _LEAST_CHECKED))
-            candidates = indices if among is None else [among[index] for index in indices]
-            if among is not None:
+            missing = count - len(drawn)
+            # a few at least, as some are not idle
+            candidates = shuffle.draw(max(missing, _LEAST_CHECKED))
+            if among is not None:  # then the drawn numbers are indices in ``among``
+                candidates = [among[index] for index in candidates]
                 self._refuse_unknown(candidates)
             devices = np.array(candidates, dtype=np.int64)
             drawn += devices[self._are_idle(devices)].tolist()
@@ -192,7 +193,8 @@ class Clients:
         if at_least == 1:
             return self._dispatch.tasks.anyone_ever()
         returning = filter(self._can_return, range(self.count))
-        return len(list(islice(returning, at_least))) == at_least
+        first_returning = list(islice(returning, at_least))  # looks at no device after these
+        return len(first_returning) == at_least
 
     def _can_return(self, device: int) -> bool:
         return self._dispatch.tasks.next_on(device, self._dispatch.simulation.now) < math.inf
@@ -245,10 +247,12 @@ class Clients:
         Returns:
             False if the device will never be reachable again; then there is no call.
         """
-        when = self._dispatch.tasks.next_on(device, on_grid(self._dispatch.simulation.now + delay))
-        if when < math.inf:
-            self._dispatch.notices.notify_at(NoticeKind.RETURN, device, when)
-        return when < math.inf
+        earliest = on_grid(self._dispatch.simulation.now + delay)
+        return_time = self._dispatch.tasks.next_on(device, earliest)
+        if return_time == math.inf:
+            return False
+        self._dispatch.notices.notify_at(NoticeKind.RETURN, device, return_time)
+        return True
 
     @takes(device=_DEVICE)
     async def look_for_shift(self, device: int) -> None:
@@ -263,10 +267,13 @@ class Clients:
             device: ID of a device.
         """
         devices = self._dispatch.devices
-        if devices.population.version.item(device) == devices.used_versions.get(device, 0):
+        present_version = devices.population.version.item(device)  # of the device's data
+        last_version = devices.used_versions.get(device, 0)  # in the device's last task
+        if present_version == last_version:
             return
         notices = self._dispatch.notices
-        if self._dispatch.tasks.reachable_until(device) > self._dispatch.simulation.now:
+        is_reachable = self._dispatch.tasks.reachable_until(device) > self._dispatch.simulation.now
+        if is_reachable:
             await notices.pass_on_shift(device)
         else:
             notices.notify_once(NoticeKind.SHIFT, device)

@@ -34,6 +34,6 @@ class ComputeQueue:
             m: with ``distances``, the count of arrays from which distances are computed; with
                 ``k-means`` and ``medoids``, the count of groups; not used by other operations.
         """
-        if self._speed is not None:
+        if self._speed is not None:  # otherwise operations take no simulated time
             begin = max(self.busy_until, self._simulation.now)
             self.busy_until = on_grid_after(begin + cost_s(what, n, d, m) / self._speed)

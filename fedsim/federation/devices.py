@@ -114,11 +114,12 @@ class Device:
                 SGD steps.
         """
         population = self._devices.population
-        steps = 0
+        steps = 0  # count of SGD steps by ``population.local``; 0 if it gives none
         if population.own is not None:
             steps = population.own.steps.item(self.number)
         if not steps:
             return self.epoch_s * epochs
+        # a device with little memory may train only its model's last layers
         training = population.fit(self.number, Training(None, LocalSteps(steps)), self.samples)
         if population.failing_s(self.number, training, self.samples) is not None:
             return math.inf
@@ -387,7 +388,7 @@ class Devices:
             "residuals": self.residuals,
             "with_base": sorted(self.with_base),
         }
-        if "zero" in vars(self):
+        if "zero" in vars(self):  # a cached property, which is here once it was read
             state["zero"] = self.zero
         return state
 

@@ -70,8 +70,8 @@ class DirectionCodec:
         Returns:
             A tuple with a single step; an empty tuple if encoding or decoding takes no time.
         """
-        models = 0
-        parts_s = 0.0
+        models = 0  # count of whole models, each of which takes ``model_s``
+        parts_s = 0.0  # time of the parts of models, which depends on their sizes
         for value in contents.values():
             items = value if isinstance(value, Sequence) else [value]
             for item in items:

@@ -197,7 +197,7 @@ class Dispatch:
         # Only a device's last task can be continued, and only if it is done. From here on, the last
         # task is the new task, which is not done.
         self.updates.continuable.pop(device, None)
-        edge = self.messages.edge_of(device) if at_edge else None
+        edge = self.messages.edge_of(device) if at_edge else None  # None: the server itself
         task = self.tasks.start(
             device,
             request.steps,
@@ -236,11 +236,11 @@ class Dispatch:
         context = TaskContext.of(task)
         instruction = context.instruction
         outcome = task.outcome or "done"
-        visible_outcome = VISIBLE[outcome]
+        visible_outcome = VISIBLE[outcome]  # the server does not learn why a device was lost
         contents: Contents = {}  # of the answer
         if outcome == "done":
             contents = self.client_side.on_answer_arrived(task, context)
-            if task.round is not None:
+            if task.round is not None:  # the round's record ``aggregate`` must list the update
                 self.updates.add(task.id, task.device, task.round, contents)
         end = TaskEnd(
             task.id,
@@ -252,6 +252,7 @@ class Dispatch:
             instruction.contents,
             contents,
         )
+        # ``_patience``: time until the server notices a loss (s)
         if visible_outcome == "lost" and self._patience:
             self.lost_tasks.add(end)
         else:

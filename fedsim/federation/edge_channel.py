@@ -97,14 +97,16 @@ class EdgeChannel:
             start: the model, known to both sides, from which the models in ``contents`` were
                 trained; None if there is no such model.
         """
-        has_base = direction == "up" or edge in self.with_base  # the server has the frozen tensors
+        # whether the receiver has the model's frozen tensors, as the server always has
+        has_base = direction == "up" or edge in self.with_base
         parts = self._envelopes.parts(contents, direction, has_base=has_base)
         message = self._messages.carry(edge, direction, parts, round_number, self._on_end)
-        bases: dict[Ref, Ref] = {}
+        bases: dict[Ref, Ref] = {}  # sent model -> the model from which it was trained
         if start is not None:
             models = [value for value in contents.values() if isinstance(value, Ref)]
             bases = dict.fromkeys(models, start)
-        # only the messages up have error feedback
+        # Only messages up have residuals: what encoding left out of a message is added to the next
+        # one.
         residuals = self.residuals.get(edge, {}) if direction == "up" else {}
         coded = self._envelopes.codec_of(direction).encode_and_decode(contents, bases, residuals)
         self.in_transit[message.id] = EdgeMessage(edge, direction, coded)

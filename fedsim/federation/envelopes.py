@@ -107,8 +107,9 @@ class Envelopes:
         """
         parts = payloads(contents, self.down)
         brings_base = self._lacks_base(contents, has_base=device in self._devices.with_base)
-        if brings_base:
+        if brings_base:  # the frozen tensors, which the device does not have yet
             parts = (Payload(BASE, self._learner.base_bytes), *parts)
+        # the trainer's state is sent with the model that it belongs to, for a training
         if self._learner.state_bytes and job == "train" and contents["model"].state is not None:
             parts = (*parts, Payload(STATE, self._learner.state_bytes))
         steps: tuple[TaskStep, ...] = ()
@@ -141,11 +142,12 @@ class Envelopes:
         encoding = self.up.coding_steps(contents, "encode") if self.up.model_s else ()
         update = result.update
         is_training = update is not None and context.instruction.job == "train"
-        if self._learner.state_bytes and is_training:
+        if self._learner.state_bytes and is_training:  # the update brings the trainer's state
             parts = (*parts, Payload(STATE, self._learner.state_bytes))
         bases: dict[Ref, Ref] = {}  # update -> the model from which it was trained
         if update is not None and result.start is not None:
             bases[update] = result.start
+        # name of a content -> what encoding has left out of the device's last message
         residuals = self._devices.residuals.get(device, {})
         coded = self.up.encode_and_decode(contents, bases, residuals, self._added_up)
         context.answer = coded

@@ -177,7 +177,7 @@ class Evaluator:
             # the first epoch is available only while its update is not computed yet.
             trained = self._trained_models(updates)
             tested = await self._test_models(models, self._accuracy_over(strategy.score))
-            if tested is None:
+            if tested is None:  # a run without learning
                 await self._note_skipped(trained, updates)
             else:
                 figures |= tested
@@ -282,6 +282,7 @@ class Evaluator:
         """
         learner = self._learner
         await learner.note_skipped([model for model, _ in trained])
+        # pairs of models whose distances would be measured
         for pairs in (_with_centers(updates), _with_starts(updates)):
             await learner.note_skipped([model for pair in pairs for model in pair])
 
@@ -293,11 +294,10 @@ class Evaluator:
         means = Figures()
         for metric in self._metrics:
             name = metric.name
-            reports = [
-                (entry.update.numbers[name], entry.weight)
-                for entry in updates
-                if name in entry.update.numbers
-            ]
+            reports = []  # pairs of a reported value and the weight of its update
+            for entry in updates:
+                if name in entry.update.numbers:
+                    reports.append((entry.update.numbers[name], entry.weight))
             total_weight = sum(weight for _, weight in reports)
             if total_weight:
                 means[name] = sum(value * weight for value, weight in reports) / total_weight
@@ -415,10 +415,15 @@ class Evaluator:
         for model in finite:
             mean += await self._learner.value(model)
         mean /= len(finite)
-        squares = [np.square(await self._learner.value(model) - mean).sum() for model in finite]
-        accuracy = await self.test(self._learner.given(mean), None)  # on all devices
-        figures = {} if accuracy is None else {"mean_accuracy": accuracy}
-        figures["consensus"] = float(np.sqrt(np.mean(squares)))
+        squared_distances = []  # from the mean
+        for model in finite:
+            difference = await self._learner.value(model) - mean
+            squared_distances.append(np.square(difference).sum())
+        figures: dict[str, float] = {}
+        accuracy = await self.test(self._learner.given(mean), devices=None)  # None: all devices
+        if accuracy is not None:
+            figures["mean_accuracy"] = accuracy
+        figures["consensus"] = float(np.sqrt(np.mean(squared_distances)))
         return figures
 
     def _groups(self, strategy: "Handlers") -> NDArray[np.int64]:

@@ -54,9 +54,10 @@ class FewerLayers:
         if training.part is not None:
             samples = training.part.samples
         fitted = self._population.fit(device, training, samples, self._rooflines)
-        if fitted.layers is None:
+        if fitted.layers is None:  # no limit to some of the layers
             return training
-        return replace(fitted, held=union(training.held, self._frozen(fitted.layers)))
+        frozen = self._frozen(fitted.layers)  # ranges of the parameters of all earlier layers
+        return replace(fitted, held=union(training.held, frozen))
 
     def _find_frozen(self, layers: int) -> Places:
         """Return the ranges of parameters that stay fixed if only the last layers train.

@@ -45,6 +45,8 @@ class LostTasks:
         self.unnoticed[end.task] = end
         now = self._simulation.now
         notice_time = on_grid_after(now + self._patience)
+        # The server notices earlier if the device is back. Nobody knows when a device that is
+        # switched off is back; ``on_switched_on`` is called then.
         if end.device not in self._tasks.switched_off:
             notice_time = min(notice_time, self._tasks.next_on(end.device, now))
         self._set_alarm(end.task, notice_time)

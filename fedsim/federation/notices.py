@@ -74,8 +74,8 @@ class Notices:
             device: ID of the device.
         """
         now = self._simulation.now
-        self._scheduled.discard((kind, device))
-        if device in self._tasks.switched_off:
+        self._scheduled.discard((kind, device))  # its alarm, if any, has rung
+        if device in self._tasks.switched_off:  # ``on_switched_on`` will notify the strategy
             self.postponed.append((kind, device))
             return
         when = self._tasks.next_on(device, now)

@@ -118,8 +118,9 @@ class Peer(Device):
         """
         codec = self._dispatch.peer_channel.codec
         contents = {"part": value}
-        decoded: Ref = codec.encode_and_decode(contents, {}, {}).arriving["part"]
-        return EncodedModel(decoded, sum(part.bytes for part in payloads(contents, codec)))
+        decoded: Ref = codec.encode_and_decode(contents, bases={}, residuals={}).arriving["part"]
+        message_bytes = sum(payload.bytes for payload in payloads(contents, codec))
+        return EncodedModel(decoded, message_bytes)
 
     def written(self, value: Ref | Partial) -> EncodedModel:
         """Former name of ``encode``.

@@ -53,6 +53,7 @@ class PeerChannel:
             round_number: index of the round of the message, from 0.
         """
         parts = payloads(contents, self.codec)
+        # encoded once for all receivers, so without a model or residual that only one of them has
         arriving = self.codec.encode_and_decode(contents, {}, {}).arriving
         for device in receivers:
             message = self._messages.send(sender, device, parts, round_number, self._on_end)

@@ -69,7 +69,7 @@ def find_wrong_model(models: Mapping[str, object], devices: int, parameters: int
         model, served = assigned
         if not isinstance(model, Ref):
             return f"{show_value(model)} for {name!r}"
-        length = length_of(model, parameters)
+        length = length_of(model, parameters)  # None: unknown before the model is computed
         if length not in (None, parameters):
             return f"an array of {length} numbers, in place of {parameters}, for {name!r}"
         if not _DEVICES.fits(devices, plain(served)):
@@ -150,13 +150,16 @@ def check_figures(
             raise SimulationError(f"{method}: {name!r} is given twice; allowed is once")
     fields: dict[str, object] = {}
     for name, value in (*figures.items(), *counts.items()):
-        rule = None
         if name in _COUNTS:
             rule = INDEX
         elif name in figures or name == "epsilon":
             rule = _FIGURE
-        if rule is not None and not rule.fits(None, plain(value)):
+        else:  # only in the record, and checked by ``check_fields``
+            fields[name] = value
+            continue
+        plain_value = plain(value)
+        if not rule.fits(None, plain_value):
             argument = f"figures[{name!r}]" if name in figures else name
             raise refusal(method, argument, value, in_words(rule, None))
-        fields[name] = plain(value) if rule is not None else value
+        fields[name] = plain_value
     return check_fields(method, "round", fields)

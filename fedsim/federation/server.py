@@ -329,7 +329,7 @@ class Server:
             SimulationError: the kind is fedsim's own, or a field is missing or has a wrong value.
         """
         fields = check_record("Server.emit", kind, data, self.devices)
-        if kind in ("aggregate", "updates-lost"):
+        if kind in ("aggregate", "updates-lost"):  # ``finish_round`` adds no record for these tasks
             self._updates.remove(cast(Sequence[int], fields["tasks"]))
         self._simulation.record(kind, fields)
 
@@ -428,11 +428,11 @@ class Server:
             )
         check_updates(updates, self.devices)
         self._record_aggregate(number, updates)
-        row = await evaluator.measure(number, models, updates, strategy)
+        figures = await evaluator.measure(number, models, updates, strategy)
         cosines = await evaluator.cosines(number, updates, strategy)
         if cosines:
             self._simulation.record("cosines", {"round": number, **cosines})
-        return self._end_round(number, row, models, fields)
+        return self._end_round(number, figures, models, fields)
 
     def _record_aggregate(self, round_number: int, updates: Sequence[Measured]) -> None:
         """Record the aggregation of updates for which the strategy has recorded no ``aggregate``.
@@ -441,7 +441,7 @@ class Server:
             round_number: the round, from 0.
             updates: all aggregated updates of the round.
         """
-        unrecorded = self._updates.find(updates)
+        unrecorded = self._updates.find(updates)  # task, round and weight of each such update
         if not unrecorded:
             return
         total_weight = sum(entry.weight for entry in unrecorded)
@@ -451,7 +451,7 @@ class Server:
         else:
             fields["weights"] = [1 / len(unrecorded)] * len(unrecorded)
         staleness = [round_number - entry.round for entry in unrecorded]
-        if any(staleness):
+        if any(staleness):  # the field is left out if all updates are of this round
             fields["staleness"] = staleness
         self.emit("aggregate", round=round_number, **fields)
 

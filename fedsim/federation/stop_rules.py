@@ -111,15 +111,18 @@ class StopRules:
         value = figures.get(self.monitor)
         if value is None:
             return
+        # ``since`` is the round of the last improvement, from which ``stop.patience`` counts; first
+        # the round of the first test, which may have diverged
         progress = self.progress
-        if progress.since is None:  # the first test, which may have diverged
+        if progress.since is None:
             progress.since = round_number
         if not math.isfinite(value):
             return
-        # two comparisons: only an improvement by ``stop.min_delta`` counts for patience
+        # an improvement is by more than ``stop.min_delta``; ``value`` is the value at the last one
         if self._is_better(value, progress.value, self._stop.min_delta):
             progress.value = value
             progress.since = round_number
+        # the best test may be better by less
         if self._is_better(value, progress.best, 0.0):
             progress.best = value
             progress.best_round = round_number

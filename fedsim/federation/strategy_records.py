@@ -123,9 +123,10 @@ def check_record(
     if isinstance(kind, str) and _is_usual(kind, fields, devices):
         return fields
     kind_name = check_kind(method, kind)
-    is_of_house = kind_name in KINDS
-    fields = check_fields(method, kind_name, fields, devices, finite=not is_of_house)
-    if is_of_house:
+    # records of fedsim's strategies may have infinities and NaN, and have readers
+    is_of_fedsim = kind_name in KINDS
+    fields = check_fields(method, kind_name, fields, devices, finite=not is_of_fedsim)
+    if is_of_fedsim:
         _check_read_fields(method, kind_name, fields, devices)
     return fields
 
@@ -152,7 +153,7 @@ def _is_usual(kind: str, fields: Mapping[str, object], devices: int) -> bool:
         fields: the fields by name.
         devices: count of devices.
     """
-    checks = _CHECKS.get(kind)
+    checks = _CHECKS.get(kind)  # name of a field that has a rule -> check of its value
     if checks is None or not REQUIRED[kind].keys() <= fields.keys():
         return False
     for name, value in fields.items():
@@ -161,7 +162,7 @@ def _is_usual(kind: str, fields: Mapping[str, object], devices: int) -> bool:
             continue
         if fits is None or not fits(devices, value):
             return False
-    lengths = set[int]()
+    lengths = set[int]()  # of the lists that must be equally long
     for name in _EQUAL_LENGTHS.get(kind, ()):
         if fields.get(name) is not None:
             lengths.add(len(cast(Sequence[object], fields[name])))
@@ -194,10 +195,11 @@ def _check_read_fields(method: str, kind: str, fields: Mapping[str, object], dev
         value = fields.get(name)
         if value is not None and not rule.fits(devices, value):
             raise field_error(method, kind, name, value, in_words(rule, devices))
-    first, *others = _EQUAL_LENGTHS.get(kind, ("",))
-    for name in others:
+    # the lists of the record that are as long as its first list
+    first_list, *further_lists = _EQUAL_LENGTHS.get(kind, ("",))
+    for name in further_lists:
         if fields.get(name) is not None:
-            _check_length(method, kind, fields, name, first)
+            _check_length(method, kind, fields, name, first_list)
 
 
 def _check_length(
@@ -219,13 +221,13 @@ def _check_length(
     count = len(cast(Sequence[object], fields[first]))
     if len(entries) == count and name not in _MATRICES:
         return
-    lengths = {len(entries)}
-    widths = set[int]()
+    row_lengths = set[int]()  # of a matrix
     if name in _MATRICES:
-        widths = {len(cast(Sequence[object], row)) for row in entries}
+        row_lengths = {len(cast(Sequence[object], row)) for row in entries}
+    counted = {len(entries)}  # lengths that must equal ``count``
     if name in _SQUARE:
-        lengths |= widths
-    if lengths != {count} or len(widths) > 1:
+        counted |= row_lengths
+    if counted != {count} or len(row_lengths) > 1:
         raise SimulationError(
             f"{method}: {name} of the record {kind!r} has {len(entries)} entries, and {first} has "
             f"{count}; allowed are equal lengths, and in a matrix also of each row"

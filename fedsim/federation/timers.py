@@ -58,7 +58,7 @@ class Timers:
             The time of the timer (s), rounded to the clock's ticks.
         """
         self.cancel(name)
-        self._count += 1
+        self._count += 1  # the number of the new timer
         time = max(self._simulation.now, on_grid(when))
         self._set_alarm(name, self._count, time)
         return time

@@ -128,6 +128,7 @@ def weighted_models(models: ModelAssignment) -> list[tuple[Ref, float]]:
     if "global" in models:
         global_model, _ = models["global"]
         return [(global_model, 1.0)]
+    # each model with the count of its devices
     counts = [(model, float(len(served or ()))) for model, served in models.values()]
     serving_models = [(model, count) for model, count in counts if count]
     return serving_models or [(model, 1.0) for model, _ in counts]
