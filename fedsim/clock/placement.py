@@ -62,22 +62,11 @@ class TaskResources:
                     f"{_OPTION} has the unknown key {key!r}; allowed are "
                     f"{', '.join(_KEYS)}{nearest(str(key), _KEYS)}"
                 )
-        named = table.get("named", {})
-        if not isinstance(named, Mapping):
-            raise ScenarioError(
-                f"{_OPTION}: named is {named!r}; it must be a table of amounts, such as "
-                '{"fast_disk": 1}'
-            )
-        amounts = {}
-        for name, amount in named.items():
-            if name in _KEYS or name in ("CPU", "GPU"):
-                raise ScenarioError(f"{_OPTION}: named has {name!r}, which has a key of its own")
-            amounts[str(name)] = _amount(f"named.{name}", amount)
         resources = cls(
-            _amount("num_cpus", table.get("num_cpus", 1.0)),
-            _amount("num_gpus", table.get("num_gpus", 0.0)),
-            _memory(table.get("memory", 0)),
-            amounts,
+            named=_named_amounts(table.get("named", {})),
+            num_cpus=_amount("num_cpus", table.get("num_cpus", 1.0)),
+            num_gpus=_amount("num_gpus", table.get("num_gpus", 0.0)),
+            memory=_memory(table.get("memory", 0)),
         )
         if not any(resources.demand.values()):
             raise ScenarioError(
@@ -133,6 +122,21 @@ def _parse(text: str) -> object:
         raise ScenarioError(
             f"{_OPTION} is {text!r}, which is not JSON ({error}); allowed is for example {_EXAMPLE}"
         ) from None
+
+
+def _named_amounts(named: object) -> dict[str, float]:
+    """Check the amounts of resources that users name; return them by name."""
+    if not isinstance(named, Mapping):
+        raise ScenarioError(
+            f"{_OPTION}: named is {named!r}; it must be a table of amounts, such as "
+            '{"fast_disk": 1}'
+        )
+    amounts = {}
+    for name, amount in named.items():
+        if name in _KEYS or name in ("CPU", "GPU"):
+            raise ScenarioError(f"{_OPTION}: named has {name!r}, which has a key of its own")
+        amounts[str(name)] = _amount(f"named.{name}", amount)
+    return amounts
 
 
 def _amount(key: str, value: object) -> float:

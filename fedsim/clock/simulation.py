@@ -376,7 +376,7 @@ class Simulation:
         record = _make_record(Record, (self.now, kind, fields))
         for sink in self._receivers.get(kind, self._sinks):
             sink(record)
-        if self._unread is not None:
+        if self._unread is not None:  # ``async for`` iterates over the records
             self._unread.append(record)
 
     @takes(sink=CALLABLE, kinds=list_of(TEXT, "kinds"))
@@ -571,7 +571,9 @@ class Simulation:
         """
         if self._interrupted:
             self.stop("interrupted")
-        if self.stopped is not None or due == math.inf or (self.idle is not None and self.idle()):
+        if self.stopped is not None or due == math.inf:
+            return False
+        if self.idle is not None and self.idle():
             return False
         if due > CLOCK_END_S:
             self.stop(f"the end of the clock ({CLOCK_END_S:g} s)")

@@ -326,7 +326,7 @@ class Codec(Spec):
             residual: the residual that the sender has stored; None if there is none.
         """
         coded = self.code(arithmetic, parameters, value, base, residual)
-        return CodedParts(value, coded.received)
+        return CodedParts(exact=value, sent=coded.received)
 
     def pack(self, sent: NDArray[np.float32], exact: NDArray[np.float32]) -> Packed:
         """Write a decoded array as the payload of a message, of ``bytes(d)`` bytes.

@@ -45,6 +45,7 @@ def kinds_of_pairs(
     same_truth: Flags = truth_of_update[:, None] == truth_of_update
     has_truth = truth_of_update >= 0
     both_known: Flags = has_truth[:, None] & has_truth
+    # whether a group has devices of several true groups, [updates]
     in_mixed_group = np.array(
         [_is_mixed(truth[groups == group]) for group in group_of_update], dtype=np.bool_
     )
@@ -74,7 +75,7 @@ def spread_by_kind(units: Floats, kinds: Mapping[str, NDArray[np.bool_]]) -> dic
     """
     with np.errstate(all="ignore"):
         cosines = units @ units.T
-    is_pair = np.triu(np.isfinite(cosines), 1)
+    is_pair = np.triu(np.isfinite(cosines), 1)  # each pair once, and no update with itself
     spreads: dict[str, list[float]] = {}
     for kind, is_kind in kinds.items():
         values = cosines[is_pair & is_kind]

@@ -188,10 +188,10 @@ class Device:
         Args:
             count: index of the initialisation, from 0; each index has other weights.
         """
-        initial = self._devices.initial
-        if count not in initial:
-            initial[count] = self._devices.learner.initial(count)
-        return initial[count]
+        initial_models = self._devices.initial  # by index
+        if count not in initial_models:
+            initial_models[count] = self._devices.learner.initial(count)
+        return initial_models[count]
 
     def zero(self) -> Ref:
         """The model whose weights are all 0."""

@@ -134,6 +134,7 @@ class DirectionCodec:
             coded = codec.code(self._learner, self._parameters, value, base, residual)
             # both sides add up the decoded contents, so that no residual has to be stored
             return _CodedContent(coded.received, None if is_added_up else coded.residual)
+        # a list of models
         if isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
             return _CodedContent([self._code_item(item) for item in value])
         return _CodedContent(value)

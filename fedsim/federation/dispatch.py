@@ -222,7 +222,7 @@ class Dispatch:
             task: ID of the task.
             cause: the outcome that a running task gets, such as ``late``.
         """
-        if task in self.lost_tasks.unnoticed:
+        if task in self.lost_tasks.unnoticed:  # lost, without the server's knowledge
             self.lost_tasks.notice(task)
         else:
             self.tasks.end(task, cause)

@@ -180,6 +180,7 @@ def _copy_loss(contents: Contents, arriving: Contents, result: LocalResult) -> N
     if update is result.trained and arriving is contents:
         return  # the server receives the trained model itself, so the loss is already set
     for name, value in contents.items():
+        # a ``Partial`` has some tensors of a model
         model = value.model if type(value) is Partial else value
         if model is update and arriving[name].loss is None:
             arriving[name].loss = result.trained.loss

@@ -133,6 +133,7 @@ class Evaluator:
             return "the strategy has no model to test"
         if self.last.correct is None:
             return "no answer is right or wrong with this objective; its metrics are in the rounds"
+        # each model serves an empty list of devices (None: all devices)
         if all(served is not None and not served for _, served in models.values()):
             return "no device ever got a group, and a group's model is tested on its devices alone"
         if not self.last.devices:
@@ -169,7 +170,7 @@ class Evaluator:
             The columns of agreement (``purity``, ``ari`` and ``nmi``) are missing if true groups
             are unknown, or if no device with a true group has a group of the strategy.
         """
-        figures = self._not_measured()
+        figures = self._not_measured()  # None for each measure of a test
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(round_number):
@@ -350,7 +351,7 @@ class Evaluator:
         all_present: list[int] = np.flatnonzero(present).tolist()
         assigned: dict[str, tuple[Ref, Sequence[int] | None]] = {}
         for name, (ref, served) in models.items():
-            if served is None:
+            if served is None:  # the model serves all devices
                 assigned[name] = ref, all_present
             else:
                 assigned[name] = ref, [device for device in served if present[device]]

@@ -59,12 +59,13 @@ def normalised_mutual_information(table: NDArray[np.int64]) -> float:
     mean_entropy = (_entropy(row_sums / n) + _entropy(column_sums / n)) / 2
     if mean_entropy == 0:
         return 1.0
+    # the sum of p(r, c) log(p(r, c) / (p(r) p(c))) over the pairs (r, c) that have devices
     rows, columns = np.nonzero(table)
-    cells = table[rows, columns]
+    counts = table[rows, columns]
     # Both products are integers. If the groupings are independent, the ratio is therefore exactly
     # 1, and its logarithm 0.
-    ratios = (cells * n) / (row_sums[rows] * column_sums[columns])
-    information = float((cells / n * np.log(ratios)).sum())
+    ratios = (counts * n) / (row_sums[rows] * column_sums[columns])
+    information = float((counts / n * np.log(ratios)).sum())
     return min(max(information / mean_entropy, 0.0), 1.0)
 
 

@@ -44,11 +44,11 @@ class LocalTrainings:
             training: the training. A learning rate or batch size that it has is unchanged.
             round_number: the round, from 0, by which the rate decays.
         """
-        if self.settings is None:
+        if self.settings is None:  # no device has settings of its own
             return training
         training = self.settings.with_batch(device, training)
         lr_in = self.lr_in(device)
-        if lr_in is None or training.lr is not None:
+        if lr_in is None or training.lr is not None:  # no rate of the device's own, or not needed
             return training
         return replace(training, lr=lr_in(round_number))
 

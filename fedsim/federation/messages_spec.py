@@ -23,7 +23,7 @@ class MessagesSpec(Spec):
     def _check_directions(self) -> Self:
         """Raise ``ValueError`` if a codec is not allowed in its direction."""
         for direction, codec in (("down", self.down), ("up", self.up)):
-            if direction not in codec.ways:
+            if direction not in codec.ways:  # the directions that the codec can encode
                 raise ValueError(
                     f"'{direction}' is {codec.kind!r}, which is a codec for "
                     f"{' and '.join(codec.ways)} only"

@@ -90,6 +90,7 @@ def check_updates(updates: Sequence[object], devices: int) -> None:
         name = _find_wrong_field(update, devices)
         if name:
             value = getattr(update, name)
+            # ``_FIELDS``: allowed values of each field, in words
             allowed = _FIELDS[name].format(devices=f"0 to {devices - 1}")
             raise refusal("Server.finish_round", f"{name} of a Measured", value, allowed)
 

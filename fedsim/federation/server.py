@@ -365,8 +365,9 @@ class Server:
         Args:
             number: index of the round, from 0.
         """
-        is_ending = self._simulation.stopped is not None
-        if self._dispatch.begin_round is not None and not is_ending:
+        if self._simulation.stopped is not None:  # the run ends in this instant
+            return
+        if self._dispatch.begin_round is not None:  # None if no data shift by round
             self._dispatch.begin_round(number)
 
     @takes(reason=TEXT)
@@ -420,7 +421,7 @@ class Server:
         """
         evaluator = self._evaluator
         strategy = self._dispatch.strategy
-        fields = check_figures("Server.finish_round", {}, counts)
+        checked_counts = check_figures("Server.finish_round", {}, counts)
         wrong_model = find_wrong_model(models, self.devices, self.setting.parameters)
         if wrong_model:
             raise SimulationError(
@@ -432,7 +433,7 @@ class Server:
         cosines = await evaluator.cosines(number, updates, strategy)
         if cosines:
             self._simulation.record("cosines", {"round": number, **cosines})
-        return self._end_round(number, figures, models, fields)
+        return self._end_round(number, figures, models, checked_counts)
 
     def _record_aggregate(self, round_number: int, updates: Sequence[Measured]) -> None:
         """Record the aggregation of updates for which the strategy has recorded no ``aggregate``.
@@ -502,6 +503,7 @@ class Server:
                 f"round {round_number} is finished after round {last_round}; allowed is each round "
                 "once, ascending"
             )
+        # ``NOT_MEASURED`` has None for each measure
         fields = {"round": round_number, **NOT_MEASURED, **figures, **counts}
         self._simulation.record("round", fields)
         self._ending.note(round_number, figures, models)

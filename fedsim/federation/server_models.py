@@ -205,6 +205,7 @@ class ServerModels:
             SimulationError: an argument is wrong, or the function is not marked by ``@pure``. If the
                 function fails, ``value`` or a test raises the error.
         """
+        # the server's simulated time for this, by [server]
         self._computations.add("mix", len(models), self._parameters)
         full_stream = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
         options: dict[str, Any] = {
@@ -396,15 +397,16 @@ class ServerModels:
                 raise refusal(
                     "ServerModels.mix", "an item of parts", part, "a pair (model, number)"
                 )
-            if not isinstance(part[0], Ref):
+            model = part[0]
+            if not isinstance(model, Ref):
                 hint = (
                     "if it comes from 'state', the loop may keep an entry of that name there: use "
                     "another name"
                 )
                 raise SimulationError(
-                    f"mix is given {show_value(part[0])}; a model (Ref) is needed; {hint}"
+                    f"mix is given {show_value(model)}; a model (Ref) is needed; {hint}"
                 )
-            length = length_of(part[0], self._parameters)
+            length = length_of(model, self._parameters)  # None: unknown before it is computed
             if length is not None:
                 lengths.add(length)
         if len(lengths) > 1:

@@ -68,7 +68,7 @@ class StopRules:
         self._stop = stop
         # columns of which a larger value is better
         self._maximised = {metric.name for metric in metrics if metric.more_is_better}
-        self._maximised |= {"accuracy", ACCURACY}
+        self._maximised |= {"accuracy", ACCURACY}  # the latter of the devices that never train
         self._keeps_best = keeps_best
         default_monitor = "accuracy" if has_accuracy else "loss"
         self.monitor: str = stop.monitor or default_monitor
@@ -151,6 +151,7 @@ class StopRules:
             value = figures.get(name)
             if value is None:
                 continue
+            # ``_maximised``: columns of which a larger value is better
             is_reached = value >= goal if name in self._maximised else value <= goal
             if is_reached:
                 return f"{name} {value:.4g} reached"

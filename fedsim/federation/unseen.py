@@ -74,14 +74,14 @@ class UnseenTests:
             evaluation = await self._learner.evaluate({"unseen": (model, self._devices)})
             if evaluation is None:
                 return None
-            tested = evaluation.accuracy_and_loss(over)
-            accuracy.add(tested.accuracy, weight)
-            loss.add(tested.loss, weight)
-            for device, value in evaluation.device_accuracy().items():
-                of_devices[device].add(value, weight)
+            figures = evaluation.accuracy_and_loss(over)
+            accuracy.add(figures.accuracy, weight)
+            loss.add(figures.loss, weight)
+            for device, device_accuracy in evaluation.device_accuracy().items():
+                of_devices[device].add(device_accuracy, weight)
         return UnseenTest(
-            {ACCURACY: accuracy.value, LOSS: loss.value},
-            {device: mean.value for device, mean in of_devices.items()},
+            figures={ACCURACY: accuracy.value, LOSS: loss.value},
+            of_devices={device: mean.value for device, mean in of_devices.items()},
         )
 
 
