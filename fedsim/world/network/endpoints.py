@@ -167,7 +167,7 @@ class Endpoints(ABC):
             return self.hosts[name]
         if name == "server":
             return SERVER
-        edges = len(self._edge_latency)
+        edges = len(self._edge_latency)  # count of edge servers
         match = re.fullmatch(r"(device|edge) (\d{1,9})", name)
         if match is not None:
             number = int(match[2])
@@ -216,24 +216,25 @@ class Endpoints(ABC):
         """
         device = destination if source == SERVER else source
         if (source == SERVER or destination == SERVER) and device < self.devices:
-            return self.latencies.item(device)
+            return self.latencies.item(device)  # between the server and a device
         return on_grid(self._exact_latency_s(source, destination))
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         """Return the delay before a flow's first byte leaves (s), without rounding to ticks."""
         seconds = 0.0
-        edge_ends = []  # for source and destination: its edge server, or itself
-        for end in (source, destination):
-            edge_end = end
-            if 0 <= end < self.devices:
-                seconds += self._own_latency.item(end)
+        # the two endpoints without the devices' own links: a device is replaced by its edge server
+        hubs = []
+        for endpoint in (source, destination):
+            hub = endpoint
+            if 0 <= endpoint < self.devices:
+                seconds += self._own_latency.item(endpoint)
                 if self.edges is not None:
-                    edge_end = self.devices + self.edges.item(end)
-            edge_ends.append(edge_end)
-        # between two devices of one edge server, bytes do not go to the server
-        if edge_ends[0] != edge_ends[1]:
-            edges = [self.edge_at(edge_end) for edge_end in edge_ends]
-            seconds += sum(self._edge_latency.item(edge) for edge in edges if edge is not None)
+                    hub = self.devices + self.edges.item(endpoint)
+            hubs.append(hub)
+        if hubs[0] == hubs[1]:  # two devices of one edge server: bytes do not go to the server
+            return seconds
+        edges = [self.edge_at(hub) for hub in hubs]  # None for a hub that is no edge server
+        seconds += sum(self._edge_latency.item(edge) for edge in edges if edge is not None)
         return seconds
 
     def round_trip_s(self, source: int, destination: int) -> float:
@@ -283,11 +284,14 @@ class Endpoints(ABC):
             near: whether the other end is each device's edge server, instead of the server.
             devices: slice of the devices; all by default.
         """
-        latency = self.near_latencies(devices) if near else self.latencies[devices]
-        rates = self.access[direction][devices] if near else self.lone_rates(direction, devices)
-        return latency + self._protocol.sending_s(
-            size, rates, 2 * latency + self._protocol.round_trip
-        )
+        if near:
+            latency = self.near_latencies(devices)
+            rates = self.access[direction][devices]
+        else:
+            latency = self.latencies[devices]
+            rates = self.lone_rates(direction, devices)
+        round_trips = 2 * latency + self._protocol.round_trip
+        return latency + self._protocol.sending_s(size, rates, round_trips)
 
     def near_latencies(self, devices: slice = ALL) -> Floats:
         """Return the latency between each device and its edge server (s), float64 [devices].
@@ -369,6 +373,7 @@ class Endpoints(ABC):
             return self.links[link]
         match = re.fullmatch(r"device ([0-9]+) (down|up)", link)
         if match is None or int(match[1]) >= self.devices:
+            # the links of device 0 stand for those of all devices
             names = [*self.links, *(f"device 0 {direction}" for direction in self.access)]
             raise SimulationError(
                 f"there is no link {link!r}; allowed are {', '.join(names)} and so "
@@ -400,6 +405,7 @@ def _refuse_wrong_values(
     rate_rule = "B/s; a rate must be above 0"
     latency_rule = "s; it must be finite and not negative"
     is_latency = (latency >= 0) & (latency < np.inf)
+    # name of the values, values of the devices, whether each is allowed, and the rule in words
     checks = [
         ("link down", down, down > 0, rate_rule),
         ("link up", up, up > 0, rate_rule),

@@ -145,12 +145,15 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
     rates = np.empty(len(routes))
     unsettled = np.arange(len(routes))
     while unsettled.size:
-        # ``cap``, ``shares`` and ``offer`` are rates per unit of weight
+        # ``cap``, ``shares`` and ``offer`` are rates per unit of weight; arrays that are indexed by
+        # ``route`` get one entry for each hop of each unsettled flow
         route = routes[unsettled]
         weight = weights[unsettled]
         cap = (caps / weights)[unsettled]
         flat_route = route.ravel()
+        # total weight of the unsettled flows on each link
         link_weight = np.bincount(flat_route, weights=np.repeat(weight, hops), minlength=links)
+        # what each link of a route offers to each of its unsettled flows, [flows, hops]
         shares = (remaining / np.where(link_weight > 0, link_weight, 1))[route]
         offer = np.minimum(shares.min(axis=1), cap)
         # count of the flows on each link that another link or their cap limits more
@@ -204,14 +207,14 @@ class Filling:
         sent: float = 0.0,
         route: Route = (),
     ) -> None:
-        numbers = []  # indices of the route's links
+        links = []  # indices of the route's links
         for name, capacity in route:
-            number = self._links.setdefault(name, len(self._capacity))
-            if number == len(self._capacity):
+            link = self._links.setdefault(name, len(self._capacity))
+            if link == len(self._capacity):  # a new link
                 self._capacity.append(capacity)
-            self._capacity[number] = capacity
-            numbers.append(number)
-        self._entering.append((flow_id, size, sent, cap, weight, numbers))
+            self._capacity[link] = capacity
+            links.append(link)
+        self._entering.append((flow_id, size, sent, cap, weight, links))
         self.changed = True
 
     def leave(self, flow_id: int, now: float) -> None:
@@ -229,11 +232,11 @@ class Filling:
 
     def share(self, now: float) -> None:
         self.changed = False
-        self._move(now)
+        self._move(now)  # the bytes up to now are sent at the former rates
         if self._leaving:
             self._select_rows(~np.isin(self._id, self._leaving))
             self._leaving.clear()
-        if self._entering:
+        if self._entering:  # rows of the new flows, which are turned into columns
             ids, sizes, sent, caps, weights, routes = zip(*self._entering, strict=True)
             self._id = np.append(self._id, np.array(ids, dtype=np.int64))
             self._size = np.append(self._size, sizes)
@@ -284,12 +287,12 @@ class Filling:
 
     def _fill(self) -> None:
         """Compute the rate and end of each flow, and the next end, after changes."""
-        capacity = self._capacity
-        route = self._route
-        if len(capacity) > route.size:  # many unused links, which are left out
-            used, numbers = np.unique(route, return_inverse=True)
-            capacity = [capacity[link] for link in used.tolist()]
-            route = numbers.reshape(route.shape)
+        capacity = self._capacity  # of each link, by its index
+        route = self._route  # indices of each flow's links
+        if len(capacity) > route.size:  # many links are unused: the used ones get new indices
+            used_links, new_indices = np.unique(route, return_inverse=True)
+            capacity = [capacity[link] for link in used_links.tolist()]
+            route = new_indices.reshape(route.shape)
         self._rate = max_min(np.array(capacity), route, self._cap, self._weight)
         missing = np.maximum(self._size - self._sent, 0.0)
         # the capacity of a link may be 0 in an outage

@@ -92,7 +92,7 @@ class Network(RunningFlows):
         # functions that set these alarms again in a resumed run
         self._env.declare_alarm("network", self._set_network_alarm, in_background=True)
         self._env.declare_alarm("latency", self._set_latency_alarm, in_background=True)
-        self.on_shared: Callable[[], None] | None = None
+        self.on_shared: Callable[[], None] | None = None  # called when rates have changed
         self.overhead = self._protocol.overhead
         self._weighs = self._protocol.weighs  # whether the protocol draws weights of flows
 
@@ -197,6 +197,7 @@ class Network(RunningFlows):
         It is necessary if two flows may share an own link, or if a flow uses two own links. In a
         general network own links are shared by max-min fairness, instead of being caps of flows.
         """
+        # ``_sending`` and ``_receiving``: endpoints with a flow from them, or to them
         is_from_device = 0 <= source < self.devices
         is_to_device = 0 <= destination < self.devices
         uses_two_links = is_from_device and is_to_device
@@ -230,7 +231,7 @@ class Network(RunningFlows):
         self._advance(now)
         if flow.ended is not None:
             return
-        sent = 0.0
+        sent = 0.0  # bytes of payload
         if flow.id in self._running:
             sent = self._payload(flow, self._rule(flow).sent(flow.id, now))
             del self._running[flow.id]
@@ -238,7 +239,7 @@ class Network(RunningFlows):
             self._unsettle()
         elif flow.id in self._in_latency:
             self._in_latency.pop(flow.id).cancel()
-        else:
+        else:  # the latency is over in this instant
             del self._entering[flow.id]
         self._end(flow, now, sent)
 
@@ -257,12 +258,13 @@ class Network(RunningFlows):
         self._advance(now)
         if flow.id in self._running:
             rule = self._rule(flow)
-            # ``tie_s`` is the difference up to which two times count as equal
+            # ``wire``: all bytes of the flow, with headers; ``tie_s``: the difference up to which
+            # two times count as equal
             is_due = flow.wire - rule.sent(flow.id, now) <= rule.rate(flow.id) * tie_s(now)
         elif flow.id in self._in_latency:
             takes_no_time = flow.size == 0 or self._is_unlimited(flow)
             is_due = takes_no_time and self._in_latency[flow.id].when <= now + tie_s(now)
-        else:
+        else:  # the flow has ended, or its latency is over in this instant
             return flow.sent == flow.size
         if is_due:
             self.cancel(flow)
@@ -344,7 +346,7 @@ class Network(RunningFlows):
             if self._slow_start and flow.size > 0:
                 round_trip = self.round_trip_s(flow.source, flow.destination)
                 self._windows.start(flow.id, self._own_rate(flow), round_trip, now)
-            cap = self._cap(flow)
+            cap = self._cap(flow)  # rate that own links and the window allow
             if flow.size == 0 or (cap == math.inf and self._is_unlimited(flow)):
                 self._arrive(flow, now)
             else:
@@ -370,7 +372,7 @@ class Network(RunningFlows):
             for flow in self._running.values():
                 for link, _ in self.own_links(flow.source, flow.destination):
                     capped[link] = flow
-        for link in dict.fromkeys(self._changed):
+        for link in dict.fromkeys(self._changed):  # each once
             if link in capped:
                 flow = capped[link]
                 self._rule(flow).recap(flow.id, flow.wire, self._cap(flow), now)
@@ -413,10 +415,10 @@ class Network(RunningFlows):
         Args:
             flow: the flow.
         """
-        if flow.id not in self._running:
+        if flow.id not in self._running:  # the flow has ended, or has sent nothing yet
             return flow.sent
         rule = self._as_of_now(flow)
-        if rule is None:
+        if rule is None:  # the flow ends now
             return flow.size
         return self._payload(flow, rule.sent(flow.id, self._simulation.now))
 
@@ -480,7 +482,7 @@ class Network(RunningFlows):
         if self.traces is not None:
             self.traces.end(flow.id)
         del self._flows[flow.id]
-        if self._weighs and flow.source != SERVER:
+        if self._weighs and flow.source != SERVER:  # ``_uploads``: count of flows by destination
             self._uploads[flow.destination] -= 1
         self._sending.discard(flow.source)
         self._receiving.discard(flow.destination)
@@ -506,7 +508,7 @@ class Network(RunningFlows):
         Args:
             state: a snapshot of the network.
         """
-        self._started = state["started"]
+        self._started = state["started"]  # count of flows so far
         self._flows = state["flows"]
         self._general = state["general"]
         # in the saved order, in which flows are updated
@@ -548,7 +550,7 @@ class Network(RunningFlows):
         Args:
             when: next end of a flow or window (s); infinity in a standstill.
         """
-        stands = when == math.inf and bool(self._running)
+        stands = when == math.inf and bool(self._running)  # flows run, and none will end
         if stands and self._standstill is None:
             self._set_network_alarm(_STANDSTILL, self._simulation.now + PATIENCE_S)
         elif not stands and self._standstill is not None:
@@ -570,7 +572,7 @@ class Network(RunningFlows):
 
         Events are the end of a flow, of a slow-start window's round trip, and a change of a trace.
         """
-        when = now
+        when = now  # if flows have ended, their ``done`` is called by the alarm
         if not self._arrived:
             when = on_grid_after(min(map(_NEXT_END, self._rules)))
         if self._slow_start:

@@ -52,12 +52,12 @@ class PresentRates(Endpoints):
             link: name of the link.
             built: its rate in the scenario (bytes/s).
         """
-        rate = None
+        traced_rate = None
         if self.traces is not None:
-            rate = self.traces.value(link, self._simulation.now)
-        if rate is None:
+            traced_rate = self.traces.value(link, self._simulation.now)
+        if traced_rate is None:  # a limit replaces the rate of the scenario
             return self.limits.get(link, built)
-        return min(rate, self.limits.get(link, math.inf))
+        return min(traced_rate, self.limits.get(link, math.inf))
 
     def present_latency_s(self, source: int, destination: int) -> float:
         """Return the present one-way latency (propagation delay) between two endpoints (s).
@@ -72,13 +72,13 @@ class PresentRates(Endpoints):
         latency = self.latency_s(source, destination)
         if self.traces is None or "latency" not in self.traces.of_devices:
             return latency
-        for end in (source, destination):
-            if not 0 <= end < self.devices:
+        for endpoint in (source, destination):
+            if not 0 <= endpoint < self.devices:  # only devices have traces
                 continue
-            placed = self.traces.of(f"device {end} latency")
+            placed = self.traces.of(f"device {endpoint} latency")
             if placed is not None:
+                trace, ahead = placed  # ``ahead``: the device's position in the trace at time 0
                 # ``latency`` contains the mean of the trace as this device's part
-                trace, ahead = placed
                 latency += trace.at(self._simulation.now + ahead) - trace.mean
         return on_grid(max(latency, 0.0))
 

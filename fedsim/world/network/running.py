@@ -104,7 +104,7 @@ class RunningFlows(PresentRates):
         ends = (source, destination)
         # the seed of the flow's losses depends on its device, and on the count of flows before it
         device = source if 0 <= source < self.devices else destination
-        count = self._transfers.get(device, 0)
+        count = self._transfers.get(device, 0)  # of the device's earlier flows
         self._transfers[device] = count + 1
         loss_key = self._streams.word("world/packet-loss", device, count)
         # The rates of the begin determine the sizes of queues, so traces are applied only later.
@@ -127,6 +127,7 @@ class RunningFlows(PresentRates):
             now: the time (s).
         """
         for link in traces.begin(flow.id, self._traced_names(flow), now):
+            # the present rates of other links are in the flow's cap, or are set when it begins
             if link in traces.shared and self._queues is None:
                 self._set_capacity(link, now)
 
@@ -192,12 +193,13 @@ class RunningFlows(PresentRates):
         Args:
             now: the time (s).
         """
-        for flow_id, window in self._windows.take_due(now):
+        # a window is represented by the rate that it allows (bytes/s)
+        for flow_id, window_rate in self._windows.take_due(now):
             flow = self._running[flow_id]
             rule = self._rule(flow)
-            is_limiting = rule.rate(flow_id) > window * (1 - _ROUNDING)
-            if is_limiting and 2 * window < self._own_rate(flow):
+            is_limiting = rule.rate(flow_id) > window_rate * (1 - _ROUNDING)
+            if is_limiting and 2 * window_rate < self._own_rate(flow):
                 round_trip = self.round_trip_s(flow.source, flow.destination)
-                self._windows.widen(flow_id, 2 * window, now + round_trip)
+                self._windows.widen(flow_id, 2 * window_rate, now + round_trip)
             # the window is wider or closed, so that the flow's highest rate has changed
             rule.recap(flow_id, flow.wire, self._cap(flow), now)

@@ -207,13 +207,15 @@ class NetworkModel(Spec):
             root: folder of data files; None for the working directory.
         """
         rates: dict[str, float] = {}
-        for links in self.shared_links:
-            if isinstance(links.rate, TracedRate):
-                count = len(links.names)
-                traces = links.rate.assign(links.key, streams, count, root, links.key)
-                rates.update(zip(links.names, traces.means(count).tolist(), strict=True))
+        for group in self.shared_links:  # groups of links with one key of the scenario
+            if isinstance(group.rate, TracedRate):
+                count = len(group.names)
+                traces = group.rate.assign(group.key, streams, count, root, group.key)
+                for name, mean_rate in zip(group.names, traces.means(count).tolist(), strict=True):
+                    rates[name] = mean_rate
             else:
-                rates.update(dict.fromkeys(links.names, links.rate))
+                for name in group.names:
+                    rates[name] = group.rate
         return rates
 
     def link_traces(
@@ -241,12 +243,12 @@ class NetworkModel(Spec):
             of_devices["loss"] = Assignment([trace], streams, is_drawn=False, random_start=False)
         # name of a shared link -> traces of its group of links, and index of the link in the group
         of_shared: dict[str, tuple[Assignment, int]] = {}
-        for links in self.shared_links:
-            if isinstance(links.rate, TracedRate):
-                count = len(links.names)
-                assignment = links.rate.assign(links.key, streams, count, root, links.key)
-                for number, name in enumerate(links.names):
-                    of_shared[name] = assignment, number
+        for group in self.shared_links:
+            if isinstance(group.rate, TracedRate):
+                count = len(group.names)
+                assignment = group.rate.assign(group.key, streams, count, root, group.key)
+                for index, name in enumerate(group.names):
+                    of_shared[name] = assignment, index
         if not of_devices and not of_shared:
             return None
         return LinkTraces(of_devices, of_shared)

@@ -161,7 +161,9 @@ class StarDirection:
     ) -> None:
         self._move(now)
         self.changed = True
-        # the weight is rounded to whole units, so that sums of weights are exact
+        # Free flows share the capacity that capped flows leave (``_room``), in proportion to their
+        # weights. Flows with equal caps form a tier, which is free or capped as a whole.
+        # The weight is rounded to whole units, so that sums of weights are exact
         units = max(1, round(weight * _WEIGHTS))
         weight = units / _WEIGHTS
         rate /= weight
@@ -186,9 +188,9 @@ class StarDirection:
         # ``start`` and ``end`` are readings of the tier's clock (bytes per unit of weight)
         end = start + size / weight
         self._flows[flow_id] = StarFlow(tier, start, end, weight, units)
-        flows = tier.flows
+        flows = tier.flows  # heap by end
         heappush(flows, (end, flow_id))
-        if flows[0][1] == flow_id:
+        if flows[0][1] == flow_id:  # the new flow is the first of the tier to end
             self._schedule(tier)
 
     def leave(self, flow_id: int, now: float) -> None:
@@ -352,7 +354,7 @@ class StarDirection:
         tiers = self._tiers
         heap = self._caps[is_free]
         while heap:
-            cap = abs(heap[0])
+            cap = abs(heap[0])  # caps of capped tiers are negated, so that the highest is on top
             tier = tiers.get(cap)
             if tier is not None and tier.is_free == is_free:
                 return cap
@@ -377,10 +379,13 @@ class StarDirection:
     def _change_side(self, tier: Tier) -> None:
         """Make a free tier capped, or a capped tier free, so that its clock reads as before."""
         heappop(self._caps[tier.is_free])  # the tier's own entry, found by ``_next_cap``
+        # free flows have the room that capped flows leave, which changes with the tier
         sign = -1 if tier.is_free else 1
         self._free_weight += sign * tier.weight
         self._room += sign * tier.cap * tier.weight
         if tier.is_free:
+            # the reading of a free tier is ``_clock`` + ``tier.clock``; that of a capped tier is
+            # ``tier.clock`` plus the bytes that its rate has sent since ``tier.since``
             tier.clock += self._clock
             tier.since = self._since
         else:

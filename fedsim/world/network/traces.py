@@ -89,7 +89,9 @@ class StepTrace:
         lap_begin = 0.0
         if self.loops and position >= self.length:
             lap_begin = position - math.fmod(position, self.length)
-        return lap_begin, bisect_right(self.since, position - lap_begin) - 1
+        # ``since``: begin of each piece, from the begin of the trace (s)
+        piece = bisect_right(self.since, position - lap_begin) - 1
+        return lap_begin, piece
 
     def at(self, position: float) -> float:
         """Return the value at a time after the begin of the trace.
@@ -111,7 +113,7 @@ class StepTrace:
         lap_begin, piece = self._find_piece(position)
         if piece + 1 < len(self.since):
             return lap_begin + self.since[piece + 1]
-        if self.loops and len(self.since) > 1:
+        if self.loops and len(self.since) > 1:  # the first piece follows the last one
             return lap_begin + self.length
         return math.inf
 
@@ -188,7 +190,8 @@ class Assignment:
                 trace of this assignment.
         """
         means = np.array([trace.mean for trace in self.traces])
-        return np.asarray(means[self.numbers(np.arange(links))])
+        trace_of_link = self.numbers(np.arange(links))  # index of each link's trace
+        return np.asarray(means[trace_of_link])
 
 
 @dataclass(slots=True)
@@ -235,12 +238,12 @@ class LinkTraces:
         Args:
             link: name of the link, such as ``server up`` or ``device 7 down``.
         """
-        used = self._used.get(link)
+        used = self._used.get(link)  # a link with a running flow, whose trace is known
         if used is not None:
             return used.placed
         if link in self.shared:
-            assignment, number = self.shared[link]
-            return assignment.of(number)
+            assignment, index = self.shared[link]
+            return assignment.of(index)
         device, direction = _device_of(link)
         if direction not in self.of_devices:
             return None
@@ -319,7 +322,7 @@ class LinkTraces:
         """
         changed = []
         while self.next_change() <= now:
-            _, link = heappop(self._changes)
+            _, link = heappop(self._changes)  # heap of (time of the next change, link)
             self._schedule(link, self._used[link], now)
             changed.append(link)
         return changed
@@ -343,7 +346,7 @@ class LinkTraces:
         """
         dead = []
         for link, used in self._used.items():
-            if link.endswith(_NO_RATES):
+            if link.endswith(_NO_RATES):  # a trace of latencies or losses
                 continue
             trace, ahead = used.placed
             position = now + ahead

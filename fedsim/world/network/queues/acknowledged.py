@@ -85,10 +85,12 @@ class AcknowledgedFlows(QueuedFlows):
         """
         # the mark is the count of acknowledged bytes at which the sender learns; infinity: no loss
         has_mark = np.isfinite(self._mark)
+        # no byte is under way, and all delivered bytes are acknowledged
         is_silent = (self._under_way() <= NO_BYTES) & (acked >= self._delivered - NO_BYTES)
         has_learned = (acked >= self._mark - NO_BYTES) | (has_mark & is_silent)
         if not np.count_nonzero(has_learned):
             return
+        # ``_dropped``: bytes lost without the sender's knowledge; ``_lost``: with its knowledge
         is_reduced = has_learned & (self._dropped > NO_BYTES)
         if self._has_bbr:
             is_reduced &= ~self.bbr.is_used
@@ -117,10 +119,12 @@ class AcknowledgedFlows(QueuedFlows):
         """
         senders = self.senders
         bbr = self.bbr
-        # round trips in which nothing was acknowledged are no measurement
+        # ``round_begin``: acknowledged segments at the begin of the present round trip; a round trip in
+        # which nothing was acknowledged is no measurement
+        acked_in_round = segments - senders.round_begin
         rows = np.flatnonzero(is_round_over & bbr.is_used & (segments > senders.round_begin))
         has_unsent = self._size + self._lost - self._sent > NO_BYTES
-        note_round(bbr, rows, (segments - senders.round_begin)[rows], has_unsent[rows], now)
+        note_round(bbr, rows, acked_in_round[rows], has_unsent[rows], now)
         round_trip = senders.round_trip + self._acked_waits(now)
         in_flight = (self._sent - self._lost) / self._rules.packet - segments
         change_states(senders, bbr, round_trip, in_flight, now)
@@ -198,6 +202,7 @@ class AcknowledgedFlows(QueuedFlows):
             The new length (s).
         """
         senders = self.senders
+        # bytes that the window still allows, and bytes that are still to be sent (lost ones again)
         free_window = senders.window * self._rules.packet + acked + self._lost - self._sent
         unsent = self._size + self._lost - self._sent
         # indices of the flows whose sender has bytes, but no room for a packet in its window

@@ -25,6 +25,7 @@ def open_batch(batches: Floats) -> Floats:
         The new batches, float64 [flows, hops, batches].
     """
     flows, hops, count = batches.shape
+    # indices of the batches in which any flow has bytes
     filled = np.asarray(batches.reshape(-1, count).any(axis=0)).nonzero()[0]
     first_filled = int(filled[0]) if len(filled) else count
     unserved = batches[:, :, first_filled:]
@@ -82,7 +83,7 @@ def serve_in_order(totals: Floats, sendable: Floats) -> Floats:
     Returns:
         Shares, 0 to 1, float64 [links, batches].
     """
-    older = np.cumsum(totals, axis=1) - totals
+    older = np.cumsum(totals, axis=1) - totals  # bytes in older batches, which are sent before
     served = np.maximum(sendable[:, None] - older, 0.0)
     shares: Floats = np.minimum(served / np.where(totals > 0, totals, 1.0), 1.0)
     return shares

@@ -116,7 +116,7 @@ class Connections:
         """
         memory = self.memories.get(ends)
         former = None if memory is None else memory.estimates
-        if memory is None or former is None:
+        if memory is None or former is None:  # no earlier flow with BBR
             row = first_estimates(sender["round_trip"], sender["window"], now, key)
             if control != "bbr":
                 row["state"] = OTHER

@@ -61,8 +61,9 @@ class Deliveries:
             others: histories of other flows, whose values may be stored at other times.
         """
         times = np.union1d(self._times[: self._rows], others._times[: others._rows])
-        rows = max(2 * len(times), _FIRST_ROWS)
+        rows = max(2 * len(times), _FIRST_ROWS)  # with room for later times
         flows = len(self._columns) + len(others._columns)
+        # bytes of each flow at all of these times, interpolated; with columns for later flows
         curves = np.zeros((rows, max(2 * flows, _FIRST_COLUMNS)))
         column = 0
         for deliveries in (self, others):
@@ -87,6 +88,7 @@ class Deliveries:
             delivered: the bytes, float64 [flows].
             memory_s: length of the past (s) for which stored values are still needed.
         """
+        # only the first ``_rows`` rows of ``_times`` and ``_curves`` are used
         if self._rows and self._times[self._rows - 1] == now:
             self._rows -= 1  # the last value is of the same time, and is replaced
         if self._rows == len(self._times):
@@ -97,11 +99,12 @@ class Deliveries:
 
     def _drop_old(self, before: float) -> None:
         """Drop values older than ``before`` (s), and make room for as many values as remain."""
+        # the last value before the limit is kept, as later values are interpolated from it
         first_row = int(np.searchsorted(self._times[: self._rows], before, "right")) - 1
         first_row = max(first_row, 0)
         times = self._times[first_row : self._rows]
         curves = self._curves[first_row : self._rows]
-        rows = max(2 * len(times), _FIRST_ROWS)
+        rows = max(2 * len(times), _FIRST_ROWS)  # half of them spare
         self._times = np.full(rows, math.inf)
         self._curves = np.zeros((rows, curves.shape[1]))
         self._rows = len(times)
@@ -130,7 +133,7 @@ class Deliveries:
         high = curves.take(row_after * columns + self._columns)
         begin = past.take(row_before)
         interval_s = past.take(row_after) - begin
-        interval_s[interval_s <= 0] = 1.0
+        interval_s[interval_s <= 0] = 1.0  # after the last time both rows are equal
         share = np.minimum(np.maximum((times - begin) / interval_s, 0.0), 1.0)
         acked: Floats = low + (high - low) * share
         return acked

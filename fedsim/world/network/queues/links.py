@@ -97,7 +97,8 @@ class QueuedLinks:
             New number of each of the other links, by its number in ``others``, int64 [links].
         """
         self.grouped = 0
-        new_numbers = np.zeros(len(others.capacity), dtype=np.int64)  # number 0 remains 0
+        # by old number; number 0, which pads routes, remains 0
+        new_numbers = np.zeros(len(others.capacity), dtype=np.int64)
         for name, number in others.names.items():
             new_numbers[number] = self.names.setdefault(name, len(self.names) + 1)
         added = len(self.names) + 1 - len(self.capacity)  # count of links that are new here
@@ -118,7 +119,7 @@ class QueuedLinks:
         """
         self.grouped = 0
         used = np.union1d(route, [0])  # old numbers, ascending; 0 is kept as the padding
-        new_numbers = np.zeros(len(self.capacity), dtype=np.int64)
+        new_numbers = np.zeros(len(self.capacity), dtype=np.int64)  # by old number
         new_numbers[used] = np.arange(len(used))
         names = list(self.names)  # in the order of their numbers, which begin with 1
         self.names = {names[number - 1]: new_numbers.item(number) for number in used[1:].tolist()}
@@ -142,11 +143,11 @@ class QueuedLinks:
         hops = route.shape[1]
         if hops != self._hops:
             self.grouped = 0  # the indices ``Level.cells`` depend on the length of routes
-        # one entry for each link of each flow that is not grouped yet
+        # phase 1: one entry for each link of each flow that is not grouped yet
         flows, positions = (np.arange(hops) <= lasts[self.grouped :, None]).nonzero()
         flows += self.grouped
         links = route[flows, positions]
-        # furthest position of each link; known for the links of the last grouping
+        # phase 2: furthest position of each link; known for the links of the last grouping
         known_links = len(self._furthest) if self.grouped else 0
         furthest = np.zeros(len(self.capacity), dtype=np.int64)
         furthest[:known_links] = self._furthest[:known_links]
@@ -158,7 +159,7 @@ class QueuedLinks:
             return
         if self._rules.holds_back:
             self.never_full = (furthest == 0).nonzero()[0]  # first on each route that has them
-        # the entries of the new flows are appended to the former levels
+        # phase 3: the entries of the new flows are appended to the former levels
         former = {level.number: level for level in self.levels} if self.grouped else {}
         level_numbers = furthest[links]
         last_level = max([int(level_numbers.max(initial=-1)), *former])
@@ -230,7 +231,7 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
     rows = is_crowded.nonzero()[0]
     if not len(rows):
         return wanted_bytes
-    sent = wanted_bytes.copy()
+    sent = wanted_bytes.copy()  # changed for the flows on crowded links
     if np.bincount(first_links[rows]).max() == 1:  # no crowded link has a second flow
         sent[rows] = sendable[first_links[rows]]
         return sent
@@ -239,6 +240,7 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
     rows = rows[np.lexsort((wanted_bytes[rows], first_links[rows]))]
     links = first_links[rows]  # sorted, so that the flows of a link are neighbours
     sorted_bytes = wanted_bytes[rows]
+    # the rows of one link are a group, from its entry in ``begins`` up to its entry in ``ends``
     is_begin = np.ones(len(rows), dtype=bool)
     is_begin[1:] = links[1:] != links[:-1]
     begins = np.flatnonzero(is_begin)

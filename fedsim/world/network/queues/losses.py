@@ -103,9 +103,9 @@ class RandomLosses:
         row = len(self._keys) - 1
         draws = self.draws()
         self.until_loss = append_row(self.until_loss, draws.draw_on_link(row))
-        in_queue = draws.draw_in_queue(row)
-        self.use(draws.on_links, draws.in_queues)
-        return in_queue
+        credit_loss = draws.draw_in_queue(row)
+        self.use(draws.on_links, draws.in_queues)  # counts the two draws as used
+        return credit_loss
 
     def select(self, flows: Flags) -> None:
         """Keep some flows, and remove all others.
@@ -119,7 +119,7 @@ class RandomLosses:
         self.at_sender = self.at_sender[flows]
         self.at_receiver = self.at_receiver[flows]
         self.until_loss = self.until_loss[flows]
-        if self.may_lose:
+        if self.may_lose:  # without the removed flows, no loss may be possible
             self._update_may_lose()
 
     def join(self, others: "RandomLosses") -> None:
@@ -199,7 +199,7 @@ class RandomLosses:
         until_next = until_loss - probability * passing
         lost = np.zeros(len(passing))
         for row in np.flatnonzero(until_next <= 0).tolist():
-            while until_next[row] <= 0:
+            while until_next[row] <= 0:  # each pass loses one packet
                 lost[row] += self._packet
                 until_next[row] += draws.draw_on_link(row)
         return np.minimum(lost, passing), until_next

@@ -98,7 +98,7 @@ class Movement:
         if self._losses.may_lose:
             lost = self._lose(self._losses.at_sender, sent)
             entering = sent - lost
-        amounts.arriving[:, 0] += entering
+        amounts.arriving[:, 0] += entering  # at the first link of each route
 
     def pass_level(self, level: Level, credit: Floats) -> None:
         """Let a group of links send the bytes in their queues and the bytes that arrive there.
@@ -124,7 +124,7 @@ class Movement:
         # all bytes leave a link that is not overloaded
         leaving = present
         staying = np.zeros(len(cells))
-        rows = is_overloaded.nonzero()[0]
+        rows = is_overloaded.nonzero()[0]  # of the arrays of ``level``
         if len(rows):
             leaving, staying = self._serve_full(level, rows, present, arrived, load, credit)
         else:
@@ -137,7 +137,7 @@ class Movement:
         goes_on = ~is_last
         # the next cell is the next link on the route of the same flow
         arriving[cells[goes_on] + 1] += leaving[goes_on]
-        self._loads.append((level, load))
+        self._loads.append((level, load))  # for ``busy``
 
     def _serve_full(
         self,
@@ -180,9 +180,9 @@ class Movement:
         queues[level.cells[rows]] = staying
         leaving = present.copy()
         leaving[rows] = sent.sum(axis=1)
-        kept = np.zeros(len(present))
-        kept[rows] = staying.sum(axis=1)
-        return leaving, kept
+        remaining = np.zeros(len(present))
+        remaining[rows] = staying.sum(axis=1)
+        return leaving, remaining
 
     def _drop(
         self,
@@ -207,6 +207,7 @@ class Movement:
         """
         amounts = self.bytes
         flows = level.flows[rows]
+        # the newest batch, ``staying[:, -1]``, has the bytes that came in this step and stay
         dropped, credit_change = choose_drops(
             excess=excess,
             unsent=np.minimum(staying[:, -1], arrived),
@@ -227,7 +228,7 @@ class Movement:
         greatest of these parts.
         """
         busy = self._busy.copy()
-        divisor = np.where(self._sendable > 0, self._sendable, 1.0)
+        divisor = np.where(self._sendable > 0, self._sendable, 1.0)  # no division by 0
         for level, load in self._loads:
             part_used = np.minimum(load / divisor, 1.0)
             np.maximum.at(busy, level.flows, part_used.take(level.links))

@@ -153,14 +153,15 @@ class QueuedFlows:
         # number 0 is a link of unlimited rate, for flows without links, and for padding
         numbers = [self.links.add(name, rate) for name, rate in flow.route] or [0]
         self._widen(max(self._route.shape[1], len(numbers)))
-        padded = [*numbers, *[0] * (self._route.shape[1] - len(numbers))]
+        padding = [0] * (self._route.shape[1] - len(numbers))
+        padded = [*numbers, *padding]
         self._id = append_row(self._id, flow.id)
         self._size = append_row(self._size, flow.size)
         for name in _ZERO_AT_FIRST:
             setattr(self, name, append_row(getattr(self, name), 0.0))
-        self._mark = append_row(self._mark, math.inf)
+        self._mark = append_row(self._mark, math.inf)  # no loss yet
         self._held = append_row(self._held, False)
-        self._lasts = append_row(self._lasts, len(numbers) - 1)
+        self._lasts = append_row(self._lasts, len(numbers) - 1)  # position of its last link
         self._route = append_row(self._route, np.array(padded, dtype=np.int64))
         self.senders.append(flow.sender)
         self._append_estimates(flow.estimates)
@@ -210,13 +211,14 @@ class QueuedFlows:
         others._route = new_numbers[others._route]
         hops = max(self._route.shape[1], others._route.shape[1])
         batches = max(self._batches.shape[2], others._batches.shape[2])
-        for part in (self, others):
-            part._widen(hops)
-            part._pad_batches(batches)
+        for component in (self, others):
+            component._widen(hops)
+            component._pad_batches(batches)
         for name in _COLUMNS:
             columns: list[AnyArray] = [getattr(self, name), getattr(others, name)]
             setattr(self, name, np.concatenate(columns))
         self.senders.join(others.senders)
+        # ``bbr`` has rows for all flows if any flow uses BBR; these flows now include the others
         if self._has_bbr or others._has_bbr:
             self._add_missing_estimates(len(self) - len(others))
             others._add_missing_estimates(len(others))
@@ -239,7 +241,7 @@ class QueuedFlows:
         for name in _COLUMNS:
             setattr(self, name, getattr(self, name)[rows])
         self.senders.select(rows)
-        if self._has_bbr:
+        if self._has_bbr:  # otherwise ``bbr`` has no rows
             self.bbr.select(rows)
             self._has_bbr = bool(np.count_nonzero(self.bbr.is_used))
             if not self._has_bbr:
@@ -248,7 +250,7 @@ class QueuedFlows:
         self._history.select(rows)
         self._waits.select(rows)
         self._route = self.links.remove_unused(self._route)
-        self._is_whole = False
+        self._is_whole = False  # the remaining flows may share no links any more
         self._drop_cache()
 
     def _split(self) -> list[Self]:
@@ -256,20 +258,20 @@ class QueuedFlows:
 
         The first of the returned objects is this one, with the remaining flows.
         """
+        # flows with equal labels are connected, by common links or by other flows
         labels = label_components(self._route, len(self.links.capacity))
-        components: list[Self] = []
+        components = [self]
         first_label, *other_labels = np.unique(labels).tolist()
         # copies come first, because ``_select`` removes the rows of the other components
         for label in other_labels:
-            other = deepcopy(self)
-            other._select(labels == label)
-            components.append(other)
-        if components:
+            component = deepcopy(self)
+            component._select(labels == label)
+            components.append(component)
+        if other_labels:
             self._select(labels == first_label)
-        parts = [self, *components]
-        for part in parts:
-            part._is_whole = True
-        return parts
+        for component in components:
+            component._is_whole = True
+        return components
 
     def _sender_memory(self, row: int, end: float, pace: float) -> SenderMemory:
         """Return a sender's state at the end of its flow, for the next flow to the same receiver.

@@ -179,16 +179,16 @@ class Queueing:
             names: names of the links.
             now: the time (s), up to which the flows are moved.
         """
-        touched = []
+        connected = []  # components with one of the links
         for component in self.components:
             if not component.links.names.keys().isdisjoint(names):
                 self._interrupt(component, now)
-                touched.append(component)
-        if not touched:
+                connected.append(component)
+        if not connected:
             component = LinkComponent(self._rules)
             self.components.append(component)
             return component
-        merged, *others = touched
+        merged, *others = connected
         for other in others:
             merged.adopt(other)
             self.components.remove(other)
@@ -212,12 +212,12 @@ class Queueing:
         for component in components:
             if component.is_planned:
                 continue
-            parts = component.split()
+            successors = component.split()  # the component itself, if all flows are still connected
             position = self.components.index(component)
-            self.components[position : position + 1] = parts
-            for part in parts:
-                part.plan()
-            self.steps += len(parts)
+            self.components[position : position + 1] = successors
+            for successor in successors:
+                successor.plan()
+            self.steps += len(successors)
 
     def _find_next_end(self) -> None:
         self.next_end = min([component.next_end for component in self.components], default=math.inf)
@@ -230,7 +230,7 @@ class Queueing:
     def advance(self, until: float) -> list[tuple[float, int]]:
         ended: list[tuple[float, int]] = []
         while self.next_end <= until:
-            now = self.next_end
+            now = self.next_end  # the next end of a flow or of a planned step
             for component in list(self.components):
                 if component.next_end > now:
                     continue

@@ -89,14 +89,15 @@ class SteadyFlows(AcknowledgedFlows):
         capacity = self.links.capacity
         flows = np.arange(len(self))
         rates_on_route = capacity[self._route]
-        positions = rates_on_route.argmin(axis=1)
+        positions = rates_on_route.argmin(axis=1)  # of the slowest link on each route
         rates = rates_on_route[flows, positions]
+        # bytes/s on each link if each flow is sent at the rate of its slowest link
         rates_by_hop = np.repeat(rates, self._route.shape[1])
         load = np.bincount(self._route.ravel(), weights=rates_by_hop, minlength=len(capacity))
         load[0] = 0.0  # number 0 pads short routes, and is no link
         if np.count_nonzero(load > capacity) or np.count_nonzero(rates) < len(rates):
             return None
-        waiting = self._waiting[flows, positions]
+        waiting = self._waiting[flows, positions]  # bytes in the queues of the slowest links
         elsewhere = sum_over_hops(self._waiting) - waiting
         lengths = self.links.length[self._route[flows, positions]]
         return Bottlenecks(positions, rates, waiting, elsewhere, lengths)

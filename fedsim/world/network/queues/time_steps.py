@@ -247,7 +247,8 @@ class LinkComponent(SteadyFlows):
         self._since = now
         self._plan = None
         self.next_end = math.inf
-        # a step of infinite length moves no bytes
+        # ``plan.parts``: part of the step in which each flow moves its bytes; None: the whole step.
+        # A step of infinite length moves no bytes.
         passed_part = passed_s / plan.length_s if plan.length_s < math.inf else 0.0
         is_whole_step = passed_part >= 1
         if is_whole_step:
@@ -308,7 +309,7 @@ class LinkComponent(SteadyFlows):
             Whether each flow had no unnoticed losses before this step (lost bytes of which its sender
             has not learned), bool [flows].
         """
-        had_no_losses: Flags = self._dropped <= 0
+        had_no_losses: Flags = self._dropped <= 0  # dropped bytes of which senders do not know
         self._sent += part_of(plan.sent, share)
         self._delivered += part_of(plan.delivered, share)
         self._dropped += part_of(plan.dropped, share)
@@ -328,6 +329,7 @@ class LinkComponent(SteadyFlows):
         Args:
             had_no_losses: whether the flow had no unnoticed losses before the step, bool [flows].
         """
+        # the mark is the count of acknowledged bytes at which the sender learns; infinity: no loss
         is_new = had_no_losses & (self._dropped > 0) & np.isinf(self._mark)
         if np.count_nonzero(is_new):
             ahead = self._delivered + self._under_way()
@@ -361,14 +363,14 @@ class LinkComponent(SteadyFlows):
         If all rates stay constant until the next end of a flow, the step lasts until then.
         Otherwise it is short compared with round trips and times in queues.
         """
-        if self.links.grouped < len(self):
+        if self.links.grouped < len(self):  # some flows are not in ``links.levels`` yet
             self.links.group(self._route, self._lasts)
-        is_look = self._steps_until_look <= 0
+        is_look = self._steps_until_look <= 0  # whether a long step is tried now
         plan = self._plan_until_end() if is_look else None
         if plan is None:
             plan = self._plan_step(is_look)
         self._plan = plan
-        self._told = self._since
+        self._told = self._since  # ``take_ended`` has returned no end of this step yet
         self._find_next_end(plan)
 
     def _length_s(self, delays: Floats, acked: Floats) -> float:
@@ -575,7 +577,8 @@ class LinkComponent(SteadyFlows):
         delivered = self._delivered.item(row)
         if plan is None or plan.length_s == math.inf:
             return delivered
-        # the bytes of a flow that ends in the step move within this part of the step
+        # The bytes of a flow that ends in the step move within this part of the step, which begins
+        # at ``_since``.
         part = 1.0 if plan.parts is None else plan.parts.item(row)
         passed = min((at - self._since) / plan.length_s / part, 1.0)
         return delivered + plan.delivered.item(row) * passed
