@@ -45,17 +45,19 @@ def _find_wrong_flags(flags: AnyArray, paths: object, devices: Ints, time: float
 def _find_wrong_spans(
     spans: tuple[AnyArray, AnyArray], paths: object, devices: Ints, times: Floats
 ) -> str:
-    on, until = spans
+    """Describe the first mistake in the result of ``Availability.spans``; empty if it is right."""
+    on, ends = spans  # whether each device is on at its time, and until when (s)
     mistake = _find_wrong_flags(on, paths, devices, 0.0)
     if mistake:
         return mistake
-    mistake = find_wrong_entry(until, len(devices), find_outside(infinite=True))
+    mistake = find_wrong_entry(ends, len(devices), find_outside(infinite=True))
     if mistake:
         return mistake
-    too_early = np.flatnonzero(until <= times)
-    if not len(too_early):
+    wrong_positions = np.flatnonzero(ends <= times)  # a phase must end after the time in it
+    if not len(wrong_positions):
         return ""
-    return f"an end at {until[too_early[0]]} s for {times[too_early[0]]} s"
+    position = wrong_positions[0]
+    return f"an end at {ends[position]} s for {times[position]} s"
 
 
 class Availability(Protocol):
@@ -307,6 +309,7 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         # without ``now < until``, a user's phase that ends when it begins would be looked up
         # forever
         unfinished = unfinished[(now < until) & (until <= end) & (unfinished < complete_count)]
+    # rows of the devices that are complete, sorted by device; a stable sort keeps the order of time
     position_of_row = np.concatenate(positions)
     rows = np.flatnonzero(position_of_row < complete_count)
     rows = rows[np.argsort(devices[position_of_row[rows]], kind="stable")]

@@ -231,7 +231,7 @@ class Batteries:
         elapsed_s = time + TICK_S - points[:, _AT]
         idle_j = columns["idle_w"][devices] * elapsed_s
         tail_j = columns["tail_w"][devices] * columns["tail_s"][devices]
-        most_j = idle_j + tail_j
+        most_j = idle_j + tail_j  # at most so much was drawn since the stored level
         is_up: Flags = (points[:, _FLAT] == 0) & (points[:, _LEVEL] > most_j)
         # the other devices may be flat, and are computed exactly
         for position in np.flatnonzero(~is_up).tolist():
@@ -244,11 +244,11 @@ class Batteries:
         If the device stays flat up to the end of the run, the result is a time after the end, or
         infinity.
         """
-        has_load = device in self._loads  # while the device has a task
-        if not self.has(device) or (has_load and not self._points[device, _FLAT]):
+        has_task = device in self._loads  # the task ends when its device runs flat
+        if not self.has(device) or (has_task and not self._points[device, _FLAT]):
             return time
         point = self._point(device)
-        if not has_load:  # breakpoints until now are final
+        if not has_task:  # breakpoints until now are final, as no task can change them
             self._follow_breakpoints(device, point, min(time, self._simulation.now), is_final=True)
         self._follow_breakpoints(device, point, time)
         while point.flat:
@@ -271,11 +271,11 @@ class Batteries:
         if device not in self._loads:  # without a task, the turns until now are not stored yet
             now = self._simulation.now
             self._follow_breakpoints(device, self._point(device), now, is_final=True)
-        turns = self._turns.get(device, _NO_TIMES)
-        passed = bisect_right(turns, time)  # count of turns until then, each from flat or to flat
-        # each turn changes between flat and not flat, so that an even count changes nothing
+        turns = self._turns.get(device, _NO_TIMES)  # times of changes between flat and not flat
+        passed = bisect_right(turns, time)  # count of the changes until ``time``
+        is_odd = bool(passed % 2)  # an even count of changes cancels out
         was_up = self._columns["initial_j"].item(device) > 0
-        is_up = was_up != bool(passed % 2)
+        is_up = was_up != is_odd
         start = turns[passed - 1] if passed else 0.0
         end = turns[passed] if passed < len(turns) else math.inf
         return Span(is_up, start, end)
@@ -514,7 +514,7 @@ class Batteries:
             course.follow(point, course.end)
             if is_final:
                 self._store_point(device, point)
-                if device in self._paths:
+                if device in self._paths:  # the breakpoint belongs to the device's next record
                     self._paths[device].extend((point.at, point.level))
 
     def update(self, device: int, moved: float = 0.0) -> None:
@@ -535,7 +535,7 @@ class Batteries:
         elapsed_s = now - point.at
         watts = load.total_w
         bytes_j = load.byte * (moved - load.moved)  # of the bytes since the last update
-        if load.is_at_risk:
+        if load.is_at_risk:  # ``watts`` already has the energy of the predicted bytes
             predicted_j = load.byte * load.rate * elapsed_s
             at_once_j = bytes_j - predicted_j
         elif load.moves and elapsed_s > 0:
@@ -560,7 +560,7 @@ class Batteries:
     def _emit_battery(self, device: int) -> None:
         """Emit a record ``battery``, with the breakpoints since the device's last one."""
         self.update(device)
-        path = np.array(self._paths[device]).reshape(-1, 2).tolist()
+        path = np.array(self._paths[device]).reshape(-1, 2).tolist()  # pairs of time and level
         self._paths[device] = array("d")
         point = self._point(device)
         fields = {

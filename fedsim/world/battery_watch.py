@@ -74,9 +74,9 @@ class BatteryWatch:
         """
         batteries = self._find_batteries(task)
         if batteries is not None:
-            task.cancel("battery")
+            task.cancel("battery")  # the alarm of the last prediction
             self._at_risk.pop(task.id, None)
-            task.flat_at = math.inf
+            task.flat_at = math.inf  # the next step makes a prediction of its own
             batteries.end_step(task.device, sent, is_flat=is_flat)
 
     def end_task(self, task: Task) -> None:
@@ -124,9 +124,9 @@ class BatteryWatch:
             rate = self._network.rate(flow) / self._network.overhead
         when, is_flat, is_at_risk = batteries.predict(task.device, remaining, rate)
         task.flat_at = when if is_flat else math.inf
-        if is_at_risk:
+        if is_at_risk:  # predict again when rates change
             self._at_risk[task.id] = task
-        if when < task.disconnects_at:
+        if when < task.disconnects_at:  # otherwise the task ends before
             self.set_alarm(task.id, max(when, self._simulation.now))
 
     def set_alarm(self, number: int, when: float) -> None:

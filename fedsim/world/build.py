@@ -112,10 +112,10 @@ class WorldBuilder:
             rooflines: training times and memory of the devices.
         """
         population = self.population
-        sizes = None
+        batch_sizes = None  # of ``[training]``, if the devices have none of their own
         if population.own is not None:
-            sizes = population.own.batch_size
-        is_short = rooflines.short(population.samples, sizes)
+            batch_sizes = population.own.batch_size
+        is_short = rooflines.short(population.samples, batch_sizes)
         if is_short.any():
             population.arrival = np.where(is_short, np.inf, population.arrival)
 

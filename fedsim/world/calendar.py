@@ -77,7 +77,7 @@ class CalendarSpec(Spec):
         """
         generator = streams.generator("world/zone")
         names = self.zone.by_device("population.calendar.zone", generator, devices, root)
-        zone_names, which = distinct(names)
+        zone_names, which = distinct(names)  # the time zones, and the index of each device's zone
         zones = [_find_zone(name) for name in zone_names.tolist()]
         return Calendar(_parse(self.starts), zones, which)
 

@@ -144,8 +144,8 @@ class _Days:
         start = begins + day * DAY_S
         end = begins + (day + 1) * DAY_S
         if self._chance < 1:
-            draw = self._streams.uniform("world/charging", device, day + 1)  # a number from 0
-            if draw >= self._chance:
+            draw = self._streams.uniform("world/charging", device, day + 1)  # day + 1 is 0 or more
+            if draw >= self._chance:  # not plugged in on this day
                 return Span(False, start, end)
         if time < start + lasts:
             return Span(True, start, on_grid(start + lasts))

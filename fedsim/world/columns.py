@@ -40,7 +40,7 @@ def each(function: Callable[[AnyArray], AnyArray], column: AnyArray) -> AnyArray
     Returns:
         The new array, [devices].
     """
-    if _is_shared(column):
+    if _is_shared(column):  # stores one value for all devices
         return alike(function(column[:1])[0], len(column))
     return function(column)
 
@@ -55,7 +55,7 @@ def distinct(column: AnyArray) -> tuple[AnyArray, NDArray[np.integer]]:
         The distinct entries, ascending, [n], and for each device the index of its entry in them,
         int [devices].
     """
-    if _is_shared(column):
+    if _is_shared(column):  # stores one value for all devices
         return column[:1], alike(0, len(column))
     values, positions = np.unique(column, return_inverse=True)
     return values, positions
@@ -120,7 +120,7 @@ class DeviceRows:
         """
         if self.has_all:
             return devices
-        row_of = self._rows
+        row_of = self._rows  # device -> row, of the devices that have one
         rows = [row_of.setdefault(device, len(row_of)) for device in devices.tolist()]
         while len(row_of) > self.length:
             self.length *= 2

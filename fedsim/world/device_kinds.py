@@ -105,8 +105,10 @@ def _complete(value: object) -> object:
     """
     if not isinstance(value, Mapping) or "like" not in value:
         return value
-    table = {name: figure.value for name, figure in figures(value["like"], "like").items()}
-    table |= value
+    table: dict[object, object] = {}
+    for name, figure in figures(value["like"], "like").items():
+        table[name] = figure.value
+    table |= value  # the user's values have precedence
     del table["like"]
     return table
 
@@ -191,6 +193,7 @@ def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
     Returns:
         The warning; empty if no property is an estimate.
     """
+    # the properties that the warning considers
     fields = {"flops", "flops_share", "bandwidth", "bandwidth_share", "batch"}
     if links:
         fields |= {"down", "up", "latency"}
@@ -288,7 +291,7 @@ class Capacity:
         columns = {}
         for name, key in KIND_POWERS.items():
             kind_values = np.array([getattr(kind, key) for kind in self.kinds])
-            columns[name] = kind_values[self.which]
+            columns[name] = kind_values[self.which]  # ``which``: index of each device's kind
         return columns
 
 

@@ -189,7 +189,8 @@ class DeviceTable:
         Raises:
             DataError: the table has none.
         """
-        name = min((name for name in self.cells if name in IDS), key=IDS.index, default=None)
+        id_names = [name for name in self.cells if name in IDS]
+        name = min(id_names, key=IDS.index, default=None)  # ``IDS`` is in order of precedence
         if name is None:
             raise DataError(
                 f"{self._label} has no column 'device'; it has "
@@ -217,10 +218,10 @@ class DeviceTable:
             if cell is None:
                 raise self.wrong(row, column, "every row needs a value")
             names.append(device_name(cell))
-        numbers = number_devices(names, devices)
-        if isinstance(numbers, str):
-            raise self.wrong(names.index(numbers), column, naming_rule(devices))
-        return [numbers[name] for name in names]
+        indices = number_devices(names, devices)
+        if isinstance(indices, str):  # the first name that breaks the rule
+            raise self.wrong(names.index(indices), column, naming_rule(devices))
+        return [indices[name] for name in names]
 
     def by_device(
         self,
@@ -255,10 +256,10 @@ class DeviceTable:
             raise DataError(
                 f"{self._label} has {self.rows} rows for {devices} devices; allowed is one a device"
             )
-        order = None if order_column is None else self._rows_by_id(order_column)
-        if order is None:
+        rows = None if order_column is None else self._rows_by_id(order_column)
+        if rows is None:  # the rows are in order of the devices
             return values
-        return [values[row] for row in order]
+        return [values[row] for row in rows]
 
     def _rows_by_number(self, devices: int) -> list[int]:
         """Find the row index of each device by the column ``device``, [devices].

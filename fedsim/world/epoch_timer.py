@@ -113,11 +113,11 @@ class EpochTimer:
         Args:
             task: the task.
         """
-        plan = self._plan(task)
+        plan = self._plan(task)  # count, usual time and limit of the epochs
         if self.hosts is not None:
             self._begin_on_host(task, plan)
             return
-        horizon = math.inf
+        horizon = math.inf  # time (s) up to which slow phases are drawn now
         if self._compute.reach_s < math.inf:
             horizon = self._next_horizon(task)
         # time (s) after which no end is needed, as the device is disconnected or the run is over
@@ -128,9 +128,10 @@ class EpochTimer:
         if horizon < last and ends and horizon < min(ends[-1], plan.limit):
             self._schedule_again(task, horizon)
             return
-        if plan.adaptive:
+        if plan.adaptive:  # the device begins no epoch that would probably exceed the limit
             ends = self._compute.adapt(task.step_start, ends, plan.limit + plan.slack_s)
             task.epoch_ends = ends
+        # the end of the last epoch, or the limit, which cuts the computation short
         end = ends[-1] if _all_fit(ends, plan) else max(plan.limit, self._simulation.now)
         self._runner.end_step_at(task, end)
 
@@ -201,6 +202,7 @@ class EpochTimer:
             alone_s = self._runner.network.nominal_s(
                 task.device, "up", limit.reserve_upload, near=task.edge is not None
             )
+            # a time of whole ticks is exact; the end of other work is noticed up to two ticks late
             takes_whole_ticks = on_grid(alone_s) == alone_s
             reserve_s = alone_s
             if not takes_whole_ticks:
@@ -233,11 +235,12 @@ class EpochTimer:
         ends = task.epoch_ends  # of the epochs so far
         is_over = len(ends) == plan.epochs
         if ends and plan.adaptive and not is_over:
-            # infinity stands for the end of the next epoch, which is unknown
+            # the epochs that the device begins; infinity stands for the end of the next one, which is
+            # unknown
             begun = self._compute.adapt(task.step_start, [*ends, math.inf], plan.limit)
             is_over = len(begun) == len(ends)
         if is_over:
-            task.carried_out()
+            task.carried_out()  # ends the step
         elif now < plan.limit:  # otherwise the alarm of the limit rings in this instant
             jitter = self._compute.jitter(task.device, now, plan.jitter_of)
             self.hosts.compute(task, plan.epoch_s * jitter)
@@ -262,7 +265,7 @@ class EpochTimer:
         if self.hosts is None:
             return {}
         is_due = cause is None and self.hosts.is_due(task)
-        # `epoch_ends` lacks the epoch that was running: it ends now if it is due, else never
+        # ``epoch_ends`` lacks the epoch that was running: it ends now if it is due, else never
         if self.hosts.stop(task) and task.epoch_ends is not None:
             task.epoch_ends.append(now if is_due else math.inf)
         return {"core_s": self.hosts.used_s(task)}
@@ -276,7 +279,7 @@ class EpochTimer:
             device: index of the device.
             pace: factor of the device's usual speed, above 0.
         """
-        before = self.paces.pop(device, 1.0)
+        before = self.paces.pop(device, 1.0)  # the former factor
         if pace != 1.0:
             self.paces[device] = pace
         task = self._runner.task_of(device)

@@ -65,14 +65,16 @@ class HostSpec(Spec):
         return self
 
     def _check_throughput(self) -> None:
-        # points (count of computations at a time, speed of all of them together); one has speed 1
-        counts = [1.0, *(count for count, _ in self.throughput or ())]
-        if counts != sorted(set(counts)):
+        # points (count of computations at a time, speed of all of them together)
+        points = self.throughput or ()
+        counts = [count for count, _ in points]
+        counts_from_one = [1.0, *counts]  # a single computation has speed 1
+        if counts_from_one != sorted(set(counts_from_one)):
             raise ValueError(
-                f"'throughput' has points at {counts[1:]} computations; allowed are ascending "
+                f"'throughput' has points at {counts} computations; allowed are ascending "
                 "numbers above 1"
             )
-        for count, speed in self.throughput or ():
+        for count, speed in points:
             if speed > count:
                 raise ValueError(
                     f"'throughput' is {speed:g} at {count:g} computations; allowed is up to "
@@ -100,8 +102,10 @@ class HostSpec(Spec):
         """
         if self.throughput is None:
             return min(1.0, (self.cores or 1) / busy)
+        # points (count of computations, speed of all of them together), from [1, 1] on
         counts, speeds = zip([1.0, 1.0], *self.throughput, strict=True)
-        return float(np.interp(busy, counts, speeds)) / busy
+        total_speed = float(np.interp(busy, counts, speeds))
+        return total_speed / busy
 
 
 @dataclass(slots=True)
@@ -189,6 +193,7 @@ class Hosts:
             pause if workers take time to start.
         """
         steps: tuple[TaskStep, ...] = ()
+        # ``slots``: count of workers; if all are busy, the task is in line for one from now on
         if self._spec.slots < math.inf and not self._take_worker(task):
             steps = (Queue(),)
         if self._spec.start_up:
@@ -229,14 +234,15 @@ class Hosts:
         Returns:
             Whether the task had a running computation.
         """
-        job = self._job(task)
-        if job is not None:
-            cores = self._update_cores(self._host(task), changes=True)
-            del cores.jobs[task.id]
-            self._used[task.id] = (
-                self._used.get(task.id, 0.0) + cores.progress_s - job.begin_progress_s
-            )
-        return job is not None
+        job = self._job(task)  # the running computation
+        if job is None:
+            return False
+        cores = self._update_cores(self._host(task), changes=True)
+        del cores.jobs[task.id]
+        # core seconds of the task's step: of earlier computations, and of this one
+        used_s = self._used.get(task.id, 0.0)
+        self._used[task.id] = used_s + cores.progress_s - job.begin_progress_s
+        return True
 
     def stretch(self, task: Task, factor: float) -> None:
         """Multiply the remaining time of a task's running computation when its device gets slower.
@@ -277,7 +283,7 @@ class Hosts:
                 self._simulation.unsettle(self._set_next_ends)
             self._changed[host] = None
         cores = self._cores.setdefault(host, _Cores(self._simulation.now))
-        if cores.jobs:
+        if cores.jobs:  # ``progress_s`` counts how far each of these computations has come
             elapsed_s = self._simulation.now - cores.updated_at
             cores.progress_s += elapsed_s * self._spec.rate(len(cores.jobs))
         cores.updated_at = self._simulation.now
@@ -332,8 +338,9 @@ class Hosts:
         for task_id, (begin, end) in state["jobs"].items():
             task = running[task_id]
             self._cores[self._host(task)].jobs[task_id] = _HostComputation(task, begin, end)
-        for waiting in state["pools"].values():
-            for task_id in waiting:
+        # a pool lists the tasks with a worker first, so that they get it again
+        for task_ids in state["pools"].values():
+            for task_id in task_ids:
                 self._take_worker(running[task_id])
 
     def _set_alarm(self, host: int, when: float) -> None:

@@ -238,15 +238,17 @@ class Lifetimes:
     def _arrive(self) -> None:
         """Record devices that arrive now, and report arrived devices that become available now."""
         now = self._simulation.now
+        # ``_arrivals`` and ``_newcomers``: times and devices of all arrivals, in order of time
         while self._arrivals.item(self._arrival_count) <= now:
             device = self._newcomers.item(self._arrival_count)
             self._arrival_count += 1
             self._simulation.record("arrival", {"device": device})
-            reachable = self._availability.next_on(device, now)
-            if reachable < math.inf:
-                heappush(self._waiting, (reachable, device))
+            reachable_at = self._availability.next_on(device, now)
+            if reachable_at < math.inf:  # it waits to be reported until then
+                heappush(self._waiting, (reachable_at, device))
         while self._waiting and self._waiting[0][0] <= now:
-            self._on_arrival(heappop(self._waiting)[1])
+            _, device = heappop(self._waiting)
+            self._on_arrival(device)
         self._await_arrival()
 
     def _depart(self) -> None:

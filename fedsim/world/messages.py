@@ -129,13 +129,14 @@ class Messages:
         message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
         self.under_way[message.id] = message
         self._sent += 1
-        if until <= now:  # an end in this call would come before the caller has the message
+        # unavailable: the message ends after this call, so that the caller has it before
+        if until <= now:
             self.simulation.env.call(partial(self._end, message, "lost"))
             return message
         message.flow = self.network.send(
             source, destination, message.size, partial(self._end, message, "done"), waited
         )
-        if until < math.inf:
+        if until < math.inf:  # sender or receiver may become unavailable before its end
             self._set_cut(message.id, until)
         return message
 
@@ -174,9 +175,10 @@ class Messages:
             raise SimulationError(
                 f"there is no edge server {edge}; allowed are 0 to {self.edges - 1}"
             )
-        route = ends(self.network.devices + edge, direction)
-        routes = {(message.source, message.destination) for message in self.under_way.values()}
-        if route in routes:
+        edge_endpoint = self.network.devices + edge
+        route = ends(edge_endpoint, direction)  # IDs of sender and receiver
+        busy_routes = {(message.source, message.destination) for message in self.under_way.values()}
+        if route in busy_routes:
             raise SimulationError(
                 f"edge server {edge} has a message {direction} on its way; it has one at a "
                 "time each way"

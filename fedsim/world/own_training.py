@@ -149,6 +149,7 @@ class OwnTraining(NamedTuple):
             samples: count of samples of each device in the slice.
             usual: batches of devices for which no batch size is set here (section ``[training]``).
         """
+        # a value of 0 stands for a device without a setting of its own
         own_epochs = self.epochs[devices]
         passes = np.where(own_epochs == 0, epochs, own_epochs).astype(np.float64)
         steps = self.steps[devices]

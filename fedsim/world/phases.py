@@ -81,6 +81,7 @@ class Phases:
         The phases are drawn one after the other: from the cached phase to later times, and from the
         phase at time 0 to earlier times.
         """
+        # the device's row in the arrays that cache a phase of each device
         row = device if self._rows.has_all else int(self._rows_of(np.array([device]))[0])
         start = self._start.item(row)
         end = self._end.item(row)
@@ -88,7 +89,7 @@ class Phases:
             return Span(self._on.item(row), start, end)
         has_cached = end > 0.0
         if not has_cached or time < start:
-            count = 0
+            count = 0  # index of the phase, from the phase at time 0
             on, start, end = self._first_span(device)
         else:
             count = self._count.item(row)
@@ -123,7 +124,7 @@ class Phases:
             SimulationError: the expected count of phases in the interval exceeds 10 million.
         """
         mean_off, mean_on = self._means
-        expected = 2 * (end - start) / sum(self._means)
+        expected = 2 * (end - start) / sum(self._means)  # two phases for each mean cycle
         if expected > _MOST_PHASES:
             raise SimulationError(
                 f"device {device} has {expected:.1g} phases of {mean_on:g} s and {mean_off:g} s "
@@ -179,6 +180,7 @@ class Phases:
             rows: row of each device in the stored arrays, int64 [n].
             times: a time for each device (s), float64 [n].
         """
+        # before the cached phase, or without a cached phase (which would end after 0)
         is_unknown = (times < self._start[rows]) | (self._end[rows] == 0.0)
         if is_unknown.any():
             self._cache_first(devices[is_unknown], rows[is_unknown])
@@ -199,6 +201,7 @@ class Phases:
             rows: row of each device in the stored arrays, int64 [n].
         """
         on = self._streams.uniforms(self._first_purpose, devices) < self._share_on
+        # one phase of each device, with the index 0; as it begins at time 0, its length is its end
         first_counts = np.zeros((len(devices), 1), dtype=np.int64)
         self._count[rows] = 0
         self._on[rows] = on

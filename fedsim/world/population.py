@@ -94,6 +94,7 @@ class Population:
         """
         if self.own is not None:
             training = self.own.with_batch(device, training)
+        # ``share``: factor of the time, below 1 if the trainer stops early
         if self.rooflines is not None:
             return (
                 training.share
@@ -184,11 +185,11 @@ class Population:
         """
         slowness = self.slowness[devices] if over == "unslowed" else 1.0
         if self.rooflines is not None:
-            sizes = None
+            batch_sizes = None
             if self.own is not None:
-                sizes = self.own.batch_size
-            # times of the reduced speeds; the factor ``slowness`` below undoes this
-            epochs: Floats = self.rooflines.epochs_s(self.samples, sizes) / self.slowness
+                batch_sizes = self.own.batch_size
+            # the times of stragglers at their reduced speeds, which the factor ``slowness`` undoes
+            epochs: Floats = self.rooflines.epochs_s(self.samples, batch_sizes) / self.slowness
             return epochs[devices] * slowness
         samples = self._samples_per_epoch(devices)
         return samples * self.cost / (self.speed[devices] / slowness)
@@ -205,8 +206,8 @@ class Population:
         own_sizes = self.own.batch_size[devices]
         sizes = np.where(own_sizes == 0, self.batching.size, own_sizes)
         has_full_batch = samples >= sizes
-        incomplete = samples % sizes
-        return samples - incomplete * has_full_batch
+        left_out = (samples % sizes) * has_full_batch  # the incomplete last batch after full ones
+        return samples - left_out
 
     def batching_of(self, device: int) -> Batching:
         """Return how the samples of an epoch on a device are divided into batches."""

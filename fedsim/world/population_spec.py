@@ -68,9 +68,9 @@ class Stragglers(Spec):
         generator = streams.generator("world/stragglers/factor")
         factor = self.factor.by_device("population.stragglers.factor", generator, devices, root)
         order = streams.generator("world/stragglers").permutation(devices)
-        slow = order[: round(self.share * devices)]
+        stragglers = order[: round(self.share * devices)]
         slowness = np.ones(devices)
-        slowness[slow] = factor[slow]
+        slowness[stragglers] = factor[stragglers]
         return slowness
 
 
@@ -267,6 +267,7 @@ class PopulationSpec(Spec):
             streams: random streams; draws are from the stream ``world/jitter/size``.
             root: folder of data files; None for the working directory.
         """
+        # a user's capacity model has jitters too, which apply unless ``population.jitter`` is set
         is_default = isinstance(self.jitter, Constant) and self.jitter.value == 0
         if is_default and self.capacity is not None:
             jitters = self.capacity.jitters(streams, self.devices)

@@ -168,7 +168,7 @@ class Rooflines:
             The time (s).
         """
         smaller, training = self._resolve(training)
-        if smaller is not self:
+        if smaller is not self:  # of a smaller model, or of fewer layers
             return smaller.training_s(device, training, samples)
         kind = int(self.which[device])
         if not samples:
@@ -185,13 +185,14 @@ class Rooflines:
                 single_batches = count
         size = min(batching.size, samples)
 
-        def epoch_s(learns: bool) -> float:
-            full_s = whole_passes * self._epoch_s(kind, samples, batching, learns=learns)
-            return full_s + single_batches * self._batch_s(kind, size, learns=learns)
+        def all_batches_s(learns: bool) -> float:
+            passes_s = whole_passes * self._epoch_s(kind, samples, batching, learns=learns)
+            return passes_s + single_batches * self._batch_s(kind, size, learns=learns)
 
         # the other models of a contrastive term take forward passes only
-        forward_s = epoch_s(learns=False)
-        return self.kinds[kind].epoch + epoch_s(learns=True) + training.asked_besides * forward_s
+        forward_s = all_batches_s(learns=False)
+        fixed_s = self.kinds[kind].epoch
+        return fixed_s + all_batches_s(learns=True) + training.asked_besides * forward_s
 
     def rules(self) -> list[str]:
         """Describe each fitted formula of training times: its range and its error, as text.
@@ -217,15 +218,13 @@ class Rooflines:
             checked = f"{_CHECKED_BATCHES.start} to {_CHECKED_BATCHES.stop - 1}"
             warnings.append(
                 f"times of batches of {size} samples are less certain: they were compared with "
-                f"real ones at {checked} "
-                "(docs/time.md)"
+                f"real ones at {checked} (docs/time.md)"
             )
         if "arm" in processors and (size, numbers) != (_ARM_BATCH, _ARM_VALUES):
             warnings.append(
                 "times of boards with ARM cores are less certain: their rule is of batches of "
-                f"{_ARM_BATCH} images of "
-                f"{_ARM_VALUES} numbers, and here batches of {size} samples of {numbers} are "
-                "trained on (docs/time.md)"
+                f"{_ARM_BATCH} images of {_ARM_VALUES} numbers, and here batches of {size} samples "
+                f"of {numbers} are trained on (docs/time.md)"
             )
         return warnings
 
@@ -254,7 +253,7 @@ class Rooflines:
             sizes = alike(0, len(samples))
         for size in np.unique(sizes).tolist():
             batching = self._batching
-            if size:
+            if size:  # 0: the usual batch size
                 batching = replace(batching, size=size)
             for kind in range(len(self.kinds)):
                 devices = (self.which == kind) & (sizes == size)
@@ -272,10 +271,12 @@ class Rooflines:
         Returns:
             The times (s), float64 [n].
         """
-        whole_training = Training(start=None, batch_size=batching.size)
+        whole_training = Training(start=None, batch_size=batching.size)  # of all layers
+        # the time is computed once for each count of samples
         counts, which_count = np.unique(samples, return_inverse=True)
         times = []
         for count in counts.tolist():
+            # with little memory, devices train only the last layers
             rooflines, _ = self._resolve(self.fit(kind, whole_training, count))
             pass_s = rooflines._epoch_s(kind, count, batching, learns=True)
             times.append(self.kinds[kind].epoch + pass_s)
@@ -302,7 +303,7 @@ class Rooflines:
         if training is None:
             return self._cost.weights
         smaller, training = self._resolve(training)
-        if smaller is not self:
+        if smaller is not self:  # of a smaller model, or of fewer layers
             return smaller.needed(training, samples)
         batch = self._largest_batch(training, samples)
         return (
@@ -324,7 +325,7 @@ class Rooflines:
         """
         if training is not None:
             smaller, training = self._resolve(training)
-            if smaller is not self:
+            if smaller is not self:  # of a smaller model, or of fewer layers
                 return smaller.failing_s(device, training, samples)
         kind = int(self.which[device])
         device_kind = self.kinds[kind]
@@ -332,6 +333,7 @@ class Rooflines:
             return None
         batching = self._batching if training is None else training.batching(self._batching)
         size = max(1, min(batching.size, samples))
+        # the fixed time of an epoch, and a forward pass over the first batch
         return device_kind.epoch + self._batch_s(kind, size, learns=False)
 
     def fit(self, kind: int, training: Training, samples: int) -> Training:
@@ -402,14 +404,14 @@ class Rooflines:
             sizes = alike(0, len(samples))
         for kind, usual in enumerate(self._usual):
             for size in np.unique(sizes[self.which == kind]).tolist():
-                training = replace(usual, batch_size=size or None)
+                training = replace(usual, batch_size=size or None)  # None: the usual batch size
                 devices = np.flatnonzero((self.which == kind) & (sizes == size))
                 # the largest batch is computed once for each count of samples
                 counts, which_count = np.unique(samples[devices], return_inverse=True)
                 batches = [self._largest_batch(training, count) for count in counts.tolist()]
                 batch_by_count = np.array(batches, dtype=np.int64)
                 for batch in np.unique(batch_by_count).tolist():
-                    has_batch = batch_by_count == batch
+                    has_batch = batch_by_count == batch  # for each count of samples
                     members = devices[has_batch[which_count]]
                     yield AlikeDevices(kind, training, int(samples[members[0]]), members)
 
@@ -441,6 +443,7 @@ class Rooflines:
         size = batching.size
         if batching.last != "merge" or samples <= size:
             return self._pass_s(kind, batching.taken(samples), min(size, samples), learns=learns)
+        # an incomplete last batch is merged with the batch before it, to a larger last batch
         last_size = batching.last_size(samples)
         full_s = self._pass_s(kind, samples - last_size, size, learns=learns)
         return full_s + self._batch_s(kind, last_size, learns=learns)

@@ -56,6 +56,7 @@ class MessageSlots:
                 "has one queue"
             )
         self.queues[direction] = slots
+        # in a resumed run, the tasks of the checkpoint get their slots, or wait, in the same order
         for task_id in self._lines.pop(direction, ()):
             self._running[task_id].request("slot", slots)
 

@@ -142,7 +142,7 @@ class TaskRunner:
         Args:
             task: the task.
         """
-        if not task.begun:  # true for a new task; a saved one is in the middle of a step
+        if not task.begun:  # a new task; a saved task is in the middle of a step
             self._begin(task)
         cause: Cause | None = None
         while cause is None and (task.position < len(task.steps) or self._add_steps(task)):
@@ -182,6 +182,7 @@ class TaskRunner:
 
     def _begin_step(self, task: Task) -> None:
         step = task.steps[task.position]
+        # ``queues``: directions in which the count of messages at a time is limited
         if self.slots.queues and self.slots.must_wait(task, step):
             # the task first waits for the permission to send, in a step of its own
             step = Queue()
@@ -261,7 +262,7 @@ class TaskRunner:
         runs_flat = self.batteries is not None and self.battery_watch.runs_flat(
             task, min(end, disconnects_at)
         )
-        if runs_flat and task.flat_at < end:
+        if runs_flat and task.flat_at < end:  # the alarm of the battery ends the task before
             self.battery_watch.set_alarm(task.id, task.flat_at)
         elif end <= disconnects_at:
             self._set_step_end(task.id, end)
@@ -367,7 +368,7 @@ class TaskRunner:
                 f"device {device} still works on task {other.id}; it does one thing at a time"
             )
         count = self.times_asked.get(device, 0)
-        spent_s = self.computing.take_budget(device)
+        spent_s = self.computing.take_budget(device)  # by the device's last task
         task = Task(self._task_count, device, steps, round, group, count, continues, edge, context)
         task.spent_s = spent_s if continues else 0.0
         self.note_data(task)

@@ -61,9 +61,10 @@ class TimeVariation:
     ) -> None:
         self._streams = streams
         by_device = alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter)
-        values, which = distinct(by_device)  # different jitters, and the index of each device's
-        # sigma of the lognormal distribution with this coefficient of variation
-        sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])
+        # different coefficients of variation (jitters), and the index of each device's
+        jitters, which = distinct(by_device)
+        # sigmas of the lognormal distributions with these coefficients
+        sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in jitters.tolist()])
         # sigma of each device; stored once if all are equal
         self._sigma = each(lambda indices: sigmas[indices], which)
         self._factor = 1.0  # of the speed in slow phases
@@ -131,7 +132,7 @@ class TimeVariation:
             ends: ends of all epochs if the device did not adapt (simulated s).
             limit: the simulated time (s) of the limit.
         """
-        count = min(1, len(ends))
+        count = min(1, len(ends))  # of the epochs that the device carries out
         while count < len(ends):
             predicted_s = (ends[count - 1] - start) * (count + 1) / count
             if predicted_s > limit - start + _TIE_S:
@@ -157,7 +158,7 @@ class TimeVariation:
             normal = self._streams.normal("world/jitter", device, instant)
         else:
             normal = self._streams.normal("world/jitter/task", device, task)
-        return math.exp(sigma * normal - sigma**2 / 2)
+        return math.exp(sigma * normal - sigma**2 / 2)  # lognormal, of mean 1
 
     def _end_of_epoch(self, device: int, start: float, work_s: float, horizon: float) -> float:
         """Return the time (s) at which an epoch ends that takes ``work_s`` seconds at full speed.

@@ -186,10 +186,10 @@ def _read_hours(key: str, file: str, root: Path | None) -> list[float]:
         raise DataError(f"{key} {file!r} has {len(intensities)} rows; allowed are 24")
     if not has_order:
         return intensities
-    order = table.values("hour", int)
-    if sorted(order) != list(range(24)):
+    hours = table.values("hour", int)  # of each row
+    if sorted(hours) != list(range(24)):
         raise DataError(f"{key} {file!r} has not each hour from 0 to 23 once in its column 'hour'")
-    return [intensities[order.index(hour)] for hour in range(24)]
+    return [intensities[hours.index(hour)] for hour in range(24)]
 
 
 class CarbonSpec(Spec):
@@ -451,7 +451,7 @@ class EnergySpec(Spec):
         # values by increasing precedence: presets, powers of the devices' kinds (without presets
         # only), and the scenario's distributions
         streams = context.streams
-        presets: list[dict[str, float]] = [{}]
+        presets: list[dict[str, float]] = [{}]  # without presets, all coefficients are 0 at first
         if self.preset is not None:
             presets = [_preset_coefficients(name) for name in self.preset]
         which = self.draw_presets(streams, context.devices)  # index of each device's preset
@@ -512,5 +512,7 @@ class EnergySpec(Spec):
         shares = None
         if self.shares is not None:
             shares = np.array(self.shares) / sum(self.shares)
-        count = len(self.preset or [""])  # without presets, all devices have the index 0
-        return streams.generator("world/energy/preset").choice(count, devices, p=shares)
+        preset_count = 1  # without presets, all devices have the index 0
+        if self.preset:
+            preset_count = len(self.preset)
+        return streams.generator("world/energy/preset").choice(preset_count, devices, p=shares)

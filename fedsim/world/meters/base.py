@@ -288,6 +288,7 @@ class Meters:
             record: the next record of the run, in order of time.
         """
         time, kind, fields = record
+        # the meters with a method ``on_KIND`` for records of this kind
         if kind not in self._listeners:
             self._listeners[kind] = self._find_listeners(kind)
         for entry, listener in self._listeners[kind]:
@@ -336,18 +337,18 @@ class Meters:
         Raises:
             SimulationError: a meter fails, or a total is not a finite number.
         """
-        row: dict[str, float | None] = {}
+        increases: dict[str, float | None] = {}
         for entry, meter in self._all.items():
             totals = _call(entry, time, meter.totals, time)
             for name, _, _ in meter.round_columns:
                 total = _find_total(entry, totals, name)
                 if total is None:  # unknown, as emissions without a zone
-                    row[name] = None
+                    increases[name] = None
                     self._last_totals[name] = 0.0
                 else:
-                    row[name] = total - self._last_totals.get(name, 0.0)
+                    increases[name] = total - self._last_totals.get(name, 0.0)
                     self._last_totals[name] = total
-        return row
+        return increases
 
     def of_devices(self, devices: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         """Return the device columns of all meters, for some devices.
@@ -397,9 +398,11 @@ class Meters:
                 raise SimulationError(
                     f"the meter {entry!r}: what summary gives must be JSON: {error}"
                 ) from None
-        # the user's meters get a section of their own
-        own = {entry: entries.pop(entry) for entry in self._own}
-        return {**entries, "meters": own} if own else {**entries}
+        # the entries of the user's meters get a section of their own
+        user_entries = {entry: entries.pop(entry) for entry in self._own}
+        if not user_entries:
+            return {**entries}
+        return {**entries, "meters": user_entries}
 
     def files(self) -> Iterator[tuple[str, Any, Mapping[str, type]]]:
         """Yield each file that a meter adds to the run folder.

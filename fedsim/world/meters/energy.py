@@ -94,9 +94,10 @@ class Zone:
         Returns:
             CO2 emissions (g).
         """
+        # ``_hours``: carbon intensity of each hour of the day (g/J)
         if self._is_constant:
             return joules * self._hours[0]
-        if end <= start:
+        if end <= start:  # at one instant; ``_offset`` is the time of day at the start of the run
             hour = int((start + self._offset) % DAY_S // _HOUR_S)
             return joules * self._hours[hour]
         return joules * (self._integral(end) - self._integral(start)) / (end - start)
@@ -107,6 +108,8 @@ class Zone:
         Args:
             time: simulated time (s).
         """
+        # ``_hours``: carbon intensity of each hour of a day; ``_until_hour``: its integral from
+        # midnight to the begin of each hour, and to the end of the day at index 24
         days, day_s = divmod(time + self._offset, DAY_S)
         hour = int(day_s // _HOUR_S)
         return (
@@ -219,7 +222,7 @@ class EnergyMeter(Meter):
             end: end of that time (s).
         """
         self._books[phase][device] += joules
-        self.by_phase[phase] += joules
+        self.by_phase[phase] += joules  # of all devices
         if self.grams is not None:
             grams = self._zones[self.columns["zone"].item(device)].grams(joules, start, end)
             self._grams[device] += grams
@@ -261,6 +264,7 @@ class EnergyMeter(Meter):
             PLACES, "idle_w", time - self._places_since, self._places_since, time
         )
         self._places_since = time
+        # a copy, as ``_end_tail`` removes the tail from ``_tails``
         for device, (begin, _, _) in list(self._tails.items()):
             if is_run_over:
                 self._end_tail(device, math.inf)
@@ -296,12 +300,12 @@ class EnergyMeter(Meter):
             is_wasted: whether the task has ended and its result is not used, so that the energy
                 counts as wasted.
         """
-        if task in self._tasks:
+        if task in self._tasks:  # still running
             begin, drawn = self._tasks[task]
             self._tasks[task] = begin, drawn + joules
         elif is_wasted:
             self.wasted += joules
-        elif task in self._at_edges:
+        elif task in self._at_edges:  # its update may still be lost at an edge server
             self._at_edges[task] += joules
 
     def on_task_start(self, time: float, fields: TaskFields) -> None:
@@ -322,7 +326,7 @@ class EnergyMeter(Meter):
             joules = self._coefficient(device, "compute_w") * core_s
         else:
             joules = self._book_transfer(ended, phase)
-        if step == "train" and not fields["epochs"]:
+        if step == "train" and not fields["epochs"]:  # the whole task will count as wasted
             self._idlers[task] = True
         if outcome == "battery":  # the radio of a flat device sleeps
             self._end_tail(device, end)
@@ -358,7 +362,7 @@ class EnergyMeter(Meter):
     def on_task_end(self, time: float, fields: TaskEndFields) -> None:
         task = fields["task"]
         device = fields["device"]
-        begin, drawn = self._tasks.pop(task)
+        begin, drawn = self._tasks.pop(task)  # ``drawn``: energy in addition to idle power (J)
         trained_nothing = self._idlers.pop(task, False)
         is_wasted = trained_nothing or fields["outcome"] != "done"
         idle = self._coefficient(device, "idle_w") * (time - begin)
@@ -396,9 +400,10 @@ class EnergyMeter(Meter):
             fields: fields of the record ``updates-lost``.
         """
         lost_tasks = fields["tasks"]
+        # ``_at_edges``: energy of each ended task whose update is at an edge server
         self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost_tasks])
         for device, (begin, task, _) in self._tails.items():
-            if task in lost_tasks:
+            if task in lost_tasks:  # the energy of its tail will be wasted too
                 self._tails[device] = begin, task, True
 
     def on_round(self, time: float, fields: Mapping[str, object]) -> None:
@@ -410,8 +415,9 @@ class EnergyMeter(Meter):
             time: time of the record (s).
             fields: fields of the record ``round``.
         """
+        running = self._tasks  # the updates of running tasks can still be lost
         self._at_edges = {
-            task: joules for task, joules in self._at_edges.items() if task in self._tasks
+            task: joules for task, joules in self._at_edges.items() if task in running
         }
 
     def on_server_transfer(self, time: float, fields: ServerTransferFields) -> None:

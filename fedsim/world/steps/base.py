@@ -243,7 +243,7 @@ class TaskStep:
             task: the task whose step is running.
             services: what a step can use of the world, such as the clock.
         """
-        alarm = task.alarm
+        alarm = task.alarm  # of the kind ``step`` if it is for the end of the step
         if alarm is None or alarm.name[0] != "step" or task.fails:
             return False
         now = services.simulation.now
@@ -264,7 +264,9 @@ def _refuse_unknown_message(step: type[TaskStep]) -> None:
     direction = step.direction
     name = getattr(step, "name", None)  # its own, or inherited
     names = (name,) if isinstance(name, str) else step.names
-    if direction is None or (names and all(DIRECTIONS.get(name) == direction for name in names)):
+    # ``DIRECTIONS``: name of a step that sends a message -> direction of the message
+    has_message_names = names and all(DIRECTIONS.get(name) == direction for name in names)
+    if direction is None or has_message_names:
         return
     base = {"down": "Download", "up": "Upload"}.get(direction, "Download or Upload")
     raise ScenarioError(
@@ -407,6 +409,7 @@ class Task:
         """
         request = resource.request()
         setattr(self, name, request)
+        # a task that has ended before the request is granted does not wait any more
         if not request.triggered:
             request.callbacks.append(lambda _: self.carried_out() if self.waits else None)
         return request.triggered
@@ -440,5 +443,6 @@ def in_line(
         resource: the slots of a direction, or the workers of a host.
         tasks: ID -> each task that has not ended.
     """
-    number_of = {id(getattr(task, name)): number for number, task in tasks.items()}
-    return [number_of[id(request)] for request in (*resource.users, *resource.queue)]
+    # the task of a request is found by the request itself, an object, which each task stores
+    task_of = {id(getattr(task, name)): task_id for task_id, task in tasks.items()}
+    return [task_of[id(request)] for request in (*resource.users, *resource.queue)]

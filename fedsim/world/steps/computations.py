@@ -111,7 +111,7 @@ class Train(EpochStep):
         is_slow = cause is None and (is_undone or done < limit.at_least)
         # a slow device that may go on answers with the untrained model; otherwise it is late
         task.epochs = 0 if is_slow and limit.go_on else done
-        task.trained = (*task.trained, task.epochs)
+        task.trained = (*task.trained, task.epochs)  # epochs of each training of the task
         facts: dict[str, Any] = {
             "epochs": task.epochs,
             "asked": self.training.epochs,
