@@ -79,14 +79,15 @@ class Run:
     ) -> None:
         self.scenario = scenario
         self.simulation = simulation
-        simulation.env.declare_alarm("stop", self.stop_at)
-        self._root = scenario.data.own_folder()
+        simulation.env.declare_alarm("stop", self.stop_at)  # for runs that are resumed
+        self._root = scenario.data.own_folder()  # folder to which the scenario's paths are relative
         self._streams = Streams(scenario.seed)
         self._world = WorldBuilder(
             simulation, self._streams, scenario.population, scenario.network, self._root
         )
         self.network: Network = self._world.network
-        self.capacity = self._world.capacity
+        self.capacity = self._world.capacity  # speeds, links and kinds of devices
+        # each stage needs the objects that earlier stages have built
         self._build_learning(learner)
         self._choose_malicious()
         self._build_devices()
@@ -146,26 +147,28 @@ class Run:
         """
         scenario = self.scenario
         context = MeterContext(
-            scenario.population.devices,
-            scenario.network.edge_servers or scenario.network.places,
-            self._streams,
-            self.network.overhead,
-            self._root,
-            self.capacity.powers(),
+            devices=scenario.population.devices,
+            places=scenario.network.edge_servers or scenario.network.places,
+            streams=self._streams,
+            overhead=self.network.overhead,
+            folder=self._root,
+            powers=self.capacity.powers(),
         )
         self.meters = scenario.meters_in(context)
+
         metrics = scenario.figures
-        metric_columns = [Column(metric.name, "", "a metric") for metric in metrics]
-        if scenario.population.tested_only is not None:
-            metric_columns += [Column(name, "", text) for name, text in COLUMNS.items()]
-        # both calls refuse a duplicate column name
-        with_columns(ROUNDS, [*metric_columns, *self.meters.columns("round")])
+        test_columns = [Column(metric.name, "", "a metric") for metric in metrics]
+        if scenario.population.tested_only is not None:  # tests of devices that never train
+            test_columns += [Column(name, "", text) for name, text in COLUMNS.items()]
         local_columns: list[Column] = []
         if scenario.population.local is not None:
             local_columns = [*OWN_TRAINING.values()]
+        # both calls refuse a duplicate column name
+        with_columns(ROUNDS, [*test_columns, *self.meters.columns("round")])
         with_columns(DEVICES, [*local_columns, *self.meters.columns("device")])
+        # no model is tested unless the learner computes weights
         self.metrics = metrics if self.learner.learns else []
-        self.test_columns = metric_columns if self.learner.learns else []
+        self.test_columns = test_columns if self.learner.learns else []
 
     def _build_batteries(self) -> None:
         self._batteries: Batteries | None = None
@@ -180,12 +183,14 @@ class Run:
             self._root,
         )
         if self._batteries is not None:
+            # a device with an empty battery is not available either
             powered = self._world.add_batteries(self._batteries)
             self._past_spans = one_by_one(powered.phase_at)
 
     def _build_evaluator(self) -> None:
         scenario = self.scenario
         world_view = WorldView(self.present, self.truth, lambda: self.population.version)
+        never_training = range(scenario.population.trainable, scenario.population.devices)
         self.local = LocalTrainings(self.population.own, scenario.training)
         self.ending = StopRules(
             scenario.stop,
@@ -200,7 +205,7 @@ class Run:
             world_view,
             self.metrics,
             self.local,
-            range(scenario.population.trainable, scenario.population.devices),
+            unseen=never_training,
         )
 
     def _build_messages(self) -> None:
@@ -215,7 +220,7 @@ class Run:
         devices.clock = lambda: self.simulation.now
         devices.batteries = self._batteries
         energy = scenario.energy
-        if energy is not None and energy.preset is not None:
+        if energy is not None and energy.preset is not None:  # such as ``smartphone-4g``
             presets = energy.preset
             preset_of_device = energy.draw_presets(self._streams, scenario.population.devices)
             devices.link_of = lambda device: presets[preset_of_device.item(device)]
@@ -287,7 +292,7 @@ class Run:
         if scenario.drift is not None and self.data is not None:
             scenario.drift.check(self.data)
             self.drift = Drift(scenario.drift, self.data, dispatch, self.present)
-            dispatch.begin_round = self.drift.begin_round
+            dispatch.begin_round = self.drift.begin_round  # shifts data at the start of rounds
         self.check_sizes(self.learner)
         self.processes = self._world.build_processes(
             scenario.world.processes, dispatch.on_switched_on
@@ -316,14 +321,16 @@ class Run:
         None if the scenario names no hardware of devices, or if the strategy trains by its own
         code.
         """
-        if capacity.which is None or self.scenario.strategy.traits.brings_learning:
+        kind_of_device = capacity.which
+        if kind_of_device is None or self.scenario.strategy.traits.brings_learning:
             return None
         model = self.scenario.model
         training = self.scenario.training
         objective = self.scenario.objective
-        usual_training = self.scenario.strategy.usual_training
+        usual_training = self.scenario.strategy.usual_training  # of devices of a kind
 
         def cost_of(cut: ModelCut | None, layers: int | None) -> ModelCost:
+            """Return the cost of a smaller model, or of training the last ``layers`` layers."""
             smaller = model if cut is None else model.cut(*cut)
             if layers is not None:
                 smaller = smaller.with_last_layers(layers, *self._shape_and_classes)
@@ -335,12 +342,12 @@ class Run:
             layer_count = len(layers_of(self._tensors()))
         return Rooflines(
             capacity.kinds,
-            capacity.which,
+            kind_of_device,
             cost_of(cut=None, layers=None),
             training.batching,
             cost_of,
-            [usual_training(name) for name in capacity.names],
-            layer_count,
+            usual=[usual_training(kind_name) for kind_name in capacity.names],
+            layers=layer_count,
         )
 
     def _make_run_info(self, capacity: Capacity) -> RunInfo:
@@ -378,23 +385,24 @@ class Run:
         """
         data = self.data
         drift = self.scenario.drift
-        stop = self.scenario.stop
         if data is None or not learner.needs_sizes:
             return
         if self.population.own is not None:
             learner.batch_sizes = self.population.own.batch_size
         if drift is None:
-            learner.check_sizes(dict(enumerate(data.train_sizes().tolist())))
+            size_of_device = dict(enumerate(data.train_sizes().tolist()))
+            learner.check_sizes(size_of_device)
             return
-        streams = Streams(self.scenario.seed)
-        for sizes in drift.foreseen(
+        stop = self.scenario.stop
+        sizes_by_shift = drift.foreseen(
             data,
-            streams,
+            Streams(self.scenario.seed),
             stop.rounds,
             stop.simulated_time,
             all_present=self._world.all_stay,
-        ):
-            learner.check_sizes(sizes)
+        )
+        for size_of_device in sizes_by_shift:
+            learner.check_sizes(size_of_device)
 
     def stop_at(self, number: int, when: float) -> None:
         """Set an alarm, a call that the clock makes later, that ends the run at a simulated time.
@@ -442,13 +450,13 @@ class Run:
         ids = devices.tolist()
         accuracy: list[float | None] = [None] * len(devices)
         if self.evaluator.last is not None:
-            measured = self.evaluator.last.device_accuracy()
-            measured |= self.evaluator.unseen_accuracy
-            accuracy = [measured.get(device) for device in ids]
-        trainable = [device for device in ids if device < population.trainable]
+            accuracy_of_device = self.evaluator.last.device_accuracy()
+            accuracy_of_device |= self.evaluator.unseen_accuracy  # of devices that never train
+            accuracy = [accuracy_of_device.get(device) for device in ids]
         # devices that never train have no group, and the last IDs
+        trainable = [device for device in ids if device < population.trainable]
         no_groups: list[int | None] = [None] * (len(ids) - len(trainable))
-        test_samples: AnyArray | list[Any] = columns.alike(0, len(devices))
+        test_samples: AnyArray | list[Any] = columns.alike(0, len(devices))  # zeros
         if self.data is not None:
             test_samples = [len(self.data.current(device).test) for device in ids]
         return {
@@ -497,9 +505,10 @@ class Run:
         """
         params = self.scenario.strategy
         devices = self.scenario.population.trainable
+        most = getattr(params, "concurrency", devices)
         if isinstance(params, RoundParams):
-            return min(params.cohort_size(devices), devices)
-        return min(getattr(params, "concurrency", devices), devices)
+            most = params.cohort_size(devices)
+        return min(most, devices)
 
     @property
     def rules(self) -> list[str]:
@@ -526,7 +535,8 @@ class Run:
             *network.protocol.outside_of_rules(self.at_once),
         ]
         if self.population.rooflines is not None:
-            inputs = math.prod(self._shape_and_classes[0])
+            sample_shape, _ = self._shape_and_classes
+            inputs = math.prod(sample_shape)
             lines += self.population.rooflines.outside_of_rules(inputs)
         return lines
 
@@ -596,15 +606,16 @@ def assemble(
     if end_s is not None:
         simulation.end = end_s  # the world computes nothing for later times
         run.stop_at(number=0, when=end_s)
+
+    def record_end() -> None:
+        simulation.record("run-end", {"reason": simulation.stopped or "nothing left to happen"})
+
+    # at the end of the run, in this order
     simulation.at_end(lambda: run.tasks.end_all("stopped"))
     simulation.at_end(run.messages.end_all)
     if run.tasks.batteries is not None:
         simulation.at_end(run.tasks.batteries.close)
-    simulation.at_end(
-        lambda: simulation.record(
-            "run-end", {"reason": simulation.stopped or "nothing left to happen"}
-        )
-    )
-    simulation.at_close(run.strategy.on_end)
-    simulation.post(run.dispatch.start)
+    simulation.at_end(record_end)
+    simulation.at_close(run.strategy.on_end)  # after all of these, even if the run fails
+    simulation.post(run.dispatch.start)  # the first event
     return run

@@ -84,7 +84,7 @@ def _check_draws(scenario: Sections) -> Iterator[str]:
     if selection is None or not selection.repeats:
         return
     aggregation = strategy.aggregated_by
-    over_selection = 1.0
+    over_selection = 1.0  # none
     if isinstance(strategy, SynchronousParams):
         over_selection = strategy.over_selection
     problem = ""
@@ -128,6 +128,7 @@ def _check_serverless(scenario: Sections) -> Iterator[str]:
     """Yield a message for each section that needs a server, for a strategy without a server."""
     up = scenario.messages.up
     problems = []
+    # devices send models to each other by the codec ``up``, as a server sends them down
     if "down" not in up.ways or up.stores_residual:
         reason = (
             f"writes changes of a model ({up.kind!r}), or keeps what it leaves out; not "
@@ -167,11 +168,12 @@ def _check_world(scenario: Sections) -> Iterator[str]:
             "of their own"
         )
     checkpoint = scenario.checkpoint
-    obstacle = scenario.not_restorable
-    if obstacle and (checkpoint.rounds or checkpoint.time or checkpoint.last):
+    is_saved = checkpoint.rounds or checkpoint.time or checkpoint.last
+    obstacle = scenario.not_restorable  # why the run cannot be resumed; empty if it can
+    if obstacle and is_saved:
         yield f"[checkpoint] asks for a run that can be resumed, but {obstacle}"
-    has_moment = scenario.stop.rounds or checkpoint.rounds or checkpoint.time
-    if checkpoint.last and not has_moment:
+    has_save_before_end = scenario.stop.rounds or checkpoint.rounds or checkpoint.time
+    if checkpoint.last and not has_save_before_end:
         yield (
             "checkpoint.last is true, and without stop.rounds no round is the last; give "
             "checkpoint.time or checkpoint.rounds, by which the run is saved before its end"
@@ -181,14 +183,14 @@ def _check_world(scenario: Sections) -> Iterator[str]:
 def _check_messages(scenario: Sections) -> Iterator[str]:
     """Yield a message for each codec that cannot encode what the strategy sends."""
     strategy = scenario.strategy
-    up = scenario.messages.up
+    up = scenario.messages.up  # codec of the messages from devices
     down = scenario.messages.down
-    codec = f"messages.up is {up.kind!r}"
+    up_text = f"messages.up is {up.kind!r}"
     if not strategy.traits.sends_models and scenario.messages != MessagesSpec():
         yield f"messages is given, and {strategy.called} sends nothing; leave it out"
     if strategy.secured_by is not None and up.kind != "plain":
         yield (
-            f"{codec}, and strategy.secure_aggregation masks numbers, which must be sent in "
+            f"{up_text}, and strategy.secure_aggregation masks numbers, which must be sent in "
             "full; allowed is 'plain'"
         )
     if strategy.traits.plain_down and down.kind != "plain":
@@ -197,32 +199,54 @@ def _check_messages(scenario: Sections) -> Iterator[str]:
             "allowed is 'plain'"
         )
     for key, aggregation in strategy.aggregations.items():
-        obstacle = aggregation.why_not(up)
+        obstacle = aggregation.why_not(up)  # why it cannot combine what this codec sends
         if obstacle:
-            yield f"{codec} and strategy.{key} is {aggregation.kind!r}: the codec {obstacle}"
+            yield f"{up_text} and strategy.{key} is {aggregation.kind!r}: the codec {obstacle}"
     if strategy.resizes and up.stores_residual:
         yield (
-            f"{codec} with error_feedback, and by strategy.redraw the next update has another "
+            f"{up_text} with error_feedback, and by strategy.redraw the next update has another "
             "size; allowed is error_feedback = false"
         )
-    feedback_field = type(up).model_fields.get("error_feedback")
-    is_accumulated = "update" in strategy.traits.accumulated_contents
-    if feedback_field is None or not is_accumulated:
-        return
+    has_feedback_key = "error_feedback" in type(up).model_fields
+    if has_feedback_key and "update" in strategy.traits.accumulated_contents:
+        yield from _check_feedback(scenario)
+
+
+def _check_feedback(scenario: Sections) -> Iterator[str]:
+    """Yield a message if the codec's error feedback is set and has no effect.
+
+    Error feedback adds what a codec has left out to the next message. Devices of this strategy send
+    accumulated updates, in which this is included anyway.
+    """
+    up = scenario.messages.up
     feedback = getattr(up, "error_feedback", None)
-    if feedback != feedback_field.default:
+    if feedback != type(up).model_fields["error_feedback"].default:
         yield (
             f"messages.up has error_feedback = {str(feedback).lower()}, and with "
-            f"{strategy.called} that changes nothing: what was left out is in its devices' next "
+            f"{scenario.strategy.called} that changes nothing: what was left out is in its devices' next "
             "update; leave it out"
         )
 
 
 def _check_objective(scenario: Sections) -> Iterator[str]:
-    """Yield a message for each key that the objective makes impossible.
+    """Yield a message for each key that the objective makes impossible."""
+    yield from _check_measured(scenario)
+    objective = scenario.objective
+    smoothing = getattr(scenario.training, "label_smoothing", 0.0)
+    is_cross_entropy = objective.of_entropy and objective.loss is None
+    if smoothing and not is_cross_entropy:
+        yield (
+            f"training.label_smoothing is {smoothing:g}, and the loss of objective.kind = "
+            f"{objective.kind!r} is no cross-entropy here; allowed is 0"
+        )
+    learns_labels = objective.kind == "classification" and scenario.data.column is None
+    malicious = scenario.malicious
+    if malicious is not None and malicious.attack.flips_labels and not learns_labels:
+        yield "malicious.attack turns labels around, and models learn other targets here"
 
-    Most of these keys need a metric that the objective does not measure.
-    """
+
+def _check_measured(scenario: Sections) -> Iterator[str]:
+    """Yield a message for each key that needs a metric which the objective does not measure."""
     objective = scenario.objective
     metrics = ["loss", *(metric.name for metric in scenario.figures)]
     kind = f"objective.kind = {objective.kind!r}"
@@ -234,34 +258,27 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
                 f"{allowed}{nearest(name, metrics)}"
             )
     monitor = scenario.stop.monitor
-    measures = [*metrics, "accuracy"] if objective.has_accuracy else [*metrics]
-    if scenario.population.tested_only is not None:
+    measures = [*metrics]
+    if objective.has_accuracy:
+        measures.append("accuracy")
+    if scenario.population.tested_only is not None:  # measures of devices that never train
         measures += [name for name in COLUMNS if objective.has_accuracy or name == LOSS]
     if monitor is not None and monitor not in measures:
         yield (
             f"stop.monitor is {monitor!r}; with {kind} allowed are "
             f"{', '.join(measures)}{nearest(monitor, measures)}"
         )
-    if not objective.has_accuracy:
-        if scenario.stop.accuracy is not None:
-            yield (
-                f"stop.accuracy is {scenario.stop.accuracy:g}; with {kind} no answer is right or "
-                f"wrong: allowed is stop.metrics, of which {allowed}"
-            )
-        strategy = scenario.strategy
-        refusals = strategy.why_not.with_selection(strategy.selected_by)
-        if refusals.no_accuracy:
-            yield f"{refusals.no_accuracy}, which goes by accuracies, and with {kind} there are none"
-    smoothing = getattr(scenario.training, "label_smoothing", 0.0)
-    if smoothing and (objective.loss is not None or not objective.of_entropy):
+    if objective.has_accuracy:
+        return
+    if scenario.stop.accuracy is not None:
         yield (
-            f"training.label_smoothing is {smoothing:g}, and the loss of {kind} is no "
-            "cross-entropy here; allowed is 0"
+            f"stop.accuracy is {scenario.stop.accuracy:g}; with {kind} no answer is right or "
+            f"wrong: allowed is stop.metrics, of which {allowed}"
         )
-    learns_labels = objective.kind == "classification" and scenario.data.column is None
-    malicious = scenario.malicious
-    if malicious is not None and malicious.attack.flips_labels and not learns_labels:
-        yield "malicious.attack turns labels around, and models learn other targets here"
+    strategy = scenario.strategy
+    needs_accuracy = strategy.why_not.with_selection(strategy.selected_by).no_accuracy
+    if needs_accuracy:  # the key that needs it, in words
+        yield f"{needs_accuracy}, which goes by accuracies, and with {kind} there are none"
 
 
 def _check_progress(scenario: Sections) -> Iterator[str]:
@@ -338,6 +355,7 @@ def _check_training(scenario: Sections) -> Iterator[str]:
             "model.keep or model.send says which tensors stay on the devices; not for "
             f"strategy.kind = {strategy.kind!r}, which {reason}; allowed are fedavg and fedprox"
         )
+    # why the strategy needs steps along the gradient; empty if it does not
     reason_against_steps = strategy.why_not.with_selection(strategy.selected_by).other_steps
     if learns and reason_against_steps and not training.steps_along_gradient:
         yield (
@@ -376,7 +394,8 @@ def _obstacles_to_state(scenario: Sections) -> Iterator[str]:
     training = scenario.training
     messages = scenario.messages
     aggregation = strategy.aggregated_by
-    if training.state_numbers({"": (2, 2)}) <= 0:
+    size_of_example = training.state_numbers({"": (2, 2)})  # state for one tensor of shape (2, 2)
+    if size_of_example <= 0:
         name = getattr(training, "optimizer", training.kind)
         yield f"the trainer is {name!r}, of whose state no size is known"
     if not strategy.averages_updates:

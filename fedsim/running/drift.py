@@ -52,9 +52,10 @@ class Drift:
         self._spec = spec
         self._data = data
         self._dispatch = dispatch
-        self._present = present
+        self._present = present  # which devices have arrived and not left; None for all
+        # for each past shift, the devices from which it chose
         self._past_candidates: list[NDArray[np.int64]] = []
-        self._last_round = -1
+        self._last_round = -1  # the last round that has begun
         dispatch.simulation.env.declare_alarm("drift", self._set_alarm)
         self._schedule_shift(index=0)
 
@@ -91,7 +92,7 @@ class Drift:
     def _shift(self) -> None:
         """Change the data of some devices now; record the changes, and notify the strategy."""
         dispatch = self._dispatch
-        occasion = len(self._past_candidates)
+        occasion = len(self._past_candidates)  # index of this shift
         candidates = self._candidates()
         self._past_candidates.append(candidates)
         changes = self._spec.apply(self._data, occasion, candidates, dispatch.streams)
@@ -101,7 +102,7 @@ class Drift:
             dispatch.population.shift(change.device, change.version, len(shard.train))
             dispatch.learner.shift(change.device, change.version)
             fields: dict[str, object] = {"what": self._spec.kind, "occasion": occasion}
-            if change.partner is not None:
+            if change.partner is not None:  # the device with which it exchanges data
                 fields["partner"] = change.partner
             dispatch.simulation.record("shift", {"device": change.device, **fields})
         for change in changes:
@@ -113,7 +114,8 @@ class Drift:
         They are the devices that have arrived and not left. With ``among = "selected"`` devices
         that the server has never selected are left out.
         """
-        candidates = np.ones(len(self._dispatch.population.speed), dtype=np.bool_)
+        device_count = len(self._dispatch.population.speed)
+        candidates = np.ones(device_count, dtype=np.bool_)
         present = self._present()
         if present is not None:
             candidates = present.copy()

@@ -47,9 +47,12 @@ class LearningBuilder:
         self._streams = streams
         self._root = scenario.data.own_folder()
         self.data: FederatedData | None = None
-        self.samples: Ints
+        self.samples: Ints  # count of training samples of each device
+        # shape of a sample, and count of the model's outputs
         self.shape_and_classes: tuple[tuple[int, ...], int] = (1,), 1
         population = scenario.population
+        # a strategy with its own training code reads its own data; with ``learning = "off"``, the
+        # data need not be read if the scenario gives the counts of samples
         if scenario.strategy.traits.brings_learning:
             self.samples = np.zeros(population.devices, dtype=np.int64)
             if population.samples is not None:
@@ -62,7 +65,7 @@ class LearningBuilder:
         else:
             self.samples = population.sizes(streams, self._root)
             self.shape_and_classes = scenario.objective.sizes(*scenario.data.shape_and_classes())
-        self.tensors = cache(self._tensors)
+        self.tensors = cache(self._tensors)  # computed when they are first needed
 
     def _build_data(self) -> "FederatedData":
         """Build the data of all devices, and check that objective and strategy can use them."""
@@ -91,7 +94,7 @@ class LearningBuilder:
         sizes = data.train_sizes()
         without_samples = np.flatnonzero(sizes[: population.trainable] == 0)
         if len(without_samples):
-            count = int((sizes == 0).sum())
+            count = int((sizes == 0).sum())  # among all devices
             raise ScenarioError(
                 f"device {without_samples[0]} has no training samples; with this data.partition allowed is "
                 f"population.tested_only = {count}, by which the last {count} devices are tested "
@@ -112,7 +115,8 @@ class LearningBuilder:
         """
         scenario = self._scenario
         if scenario.strategy.traits.brings_learning:
-            # training on a sample costs as much as with the reference model
+            # a stand-in: models of the strategy's own code are unknown to fedsim, and training on a
+            # sample costs as much as with the reference model
             flops = scenario.population.reference_flops or 1.0
             model = SizeOnly.model_validate(
                 {"kind": "size", "bytes": "4 B", "flops_per_sample": flops}

@@ -76,7 +76,7 @@ def explained(
     def wrap(command: Callable[..., int | None]) -> Callable[..., None]:
         @wraps(command)
         def run(*args: object, debug: bool, **options: object) -> None:
-            token = on_command_line.set(True)
+            token = on_command_line.set(True)  # messages may advise options of the command line
             status = 1
             try:
                 with _reading_runs(options):
@@ -87,7 +87,7 @@ def explained(
                     status = PAUSED
                 report(Mistake(program, "", status))
             except BrokenPipeError:  # the reader of the output has ended (``| head``)
-                # at its exit Python flushes the remaining output, which now goes nowhere
+                # at its exit Python flushes the remaining output, which must not fail again
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             except Exception as error:
                 message = _message(error, options.get("out"))
@@ -110,18 +110,16 @@ def _message(error: Exception, out: object) -> str:
         error: the error.
         out: value of the command's option ``out``; a path is the folder that the command writes.
     """
-    folder = out if isinstance(out, Path) else None
-    if isinstance(error, SimulationError):
+    if isinstance(error, SimulationError):  # often by a user's code, whose line is named
         return f"{error}{place_of(error)}"
     if isinstance(error, FedsimError):
         return str(error)
-    if isinstance(error, OSError):
-        return show_error(error, folder)
     if isinstance(error, MemoryError):
         return f"there is not enough memory: {error}".rstrip(": ")
-    message = show_error(error, folder)
-    if is_full(error):
+    message = show_error(error, out if isinstance(out, Path) else None)
+    if isinstance(error, OSError) or is_full(error):
         return message
+    # a mistake in fedsim or in a user's code
     return f"{message}{place_of(error)} (--debug shows where)"
 
 

@@ -43,7 +43,8 @@ class Extension(NamedTuple):
         text = str(value).strip()
         if text.isascii() and text.isdecimal() and int(text) >= 1:
             return cls(rounds=int(text), seconds=None)
-        if isinstance(value, str) and not text.lstrip("+-").isdecimal():
+        is_number = text.lstrip("+-").isdecimal()  # such as "0" or "-3"
+        if isinstance(value, str) and not is_number:
             seconds = read_quantity("--more", text, Seconds)
             if seconds > 0:
                 return cls(rounds=None, seconds=seconds)
@@ -102,9 +103,8 @@ class Extension(NamedTuple):
         stopped = files.summarised(folder, "stopped")
         ended_by_rounds = stopped == f"{scenario.stop.rounds} rounds"
         ended_by_time = stopped == "simulated time"
-        if ended_by_rounds and self.rounds is not None:
-            return
-        if ended_by_time and self.rounds is None:
+        moves_end = ended_by_time if self.rounds is None else ended_by_rounds
+        if moves_end:
             return
         hint = "--more cannot move that end"
         if ended_by_rounds:
@@ -157,8 +157,9 @@ def find_checkpoint(folder: Path) -> Path:
     # a finished run without checkpoint.last has removed the parts of its tables
     has_parts = any(folder.glob("events.part-*.parquet"))
     checkpoints = store.list_checkpoints(folder) if has_parts else []
-    for checkpoint in reversed(checkpoints):
-        if store.read(checkpoint).tree["root"]["stopped"] is None:
+    for checkpoint in reversed(checkpoints):  # the newest first
+        has_ended = store.read(checkpoint).tree["root"]["stopped"] is not None
+        if not has_ended:
             return checkpoint
     raise CheckpointError(
         f"{str(folder)!r} was not saved before its end, so it cannot go on from there; a run with "
@@ -184,14 +185,14 @@ def refuse_dependent(run: "Run", planned: int | None) -> str | None:
     if planned is None:
         return None
     strategy = run.strategy
-    reason = strategy.why_not_more(planned)
+    reason = strategy.why_not_more(planned)  # None if the planned count was not used
     kind = run.scenario.strategy.kind
     if reason is not None:
         raise CheckpointError(
             f"the run cannot go on beyond its {planned} rounds: strategy.kind is {kind!r}, and "
             f"{reason}; run the scenario again with more rounds, and another --out"
         )
-    home = home_of(type(strategy))
+    home = home_of(type(strategy))  # file and line of a user's strategy
     if not home:
         return None
     return (

@@ -208,7 +208,8 @@ def _set_key(sections: Tables, change: SetChange) -> None:
     table = sections
     keys = change.keys
     for depth, key in enumerate(keys[:-1]):
-        if keys[depth + 1 :] == ("kind",) and isinstance(table.get(key), str):
+        sets_kind = keys[depth + 1 :] == ("kind",)
+        if sets_kind and isinstance(table.get(key), str):
             table[key] = {}  # replaces the bare name of a kind
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
@@ -241,6 +242,7 @@ def _drop_unknown_keys(
         changed_keys: keys that changes set; they stay, so that validation refuses them.
         tell: gets a message for each removed key.
     """
+    # find the table, and its class for the new kind
     spec: type[Spec] | None = root
     table: Any = sections
     for depth, key in enumerate(keys):
@@ -251,7 +253,7 @@ def _drop_unknown_keys(
             spec = spec_of(field, kind) if field and isinstance(kind, str) else None
         except ScenarioError as error:
             raise ScenarioError(f"{'.'.join(keys[: depth + 1])}.{error}") from None
-    if not spec:
+    if not spec:  # the class is unknown; validation refuses wrong keys
         return
     set_paths = {path[: len(keys) + 1] for path in changed_keys}  # up to a key of this table
     accepted = spec.takes()
@@ -282,6 +284,7 @@ def nest_dotted_keys(changes: Mapping[str, Any]) -> Tables:
                 "'training.lr'"
             )
         nested = nest_dotted_keys(value) if isinstance(value, Mapping) else value
+        # from the innermost table outwards
         for part in reversed(parts):
             nested = {part: nested}
         _add_tables(tables, nested, prefix="")
@@ -298,7 +301,7 @@ def _add_tables(tables: Tables, new: Tables, prefix: str) -> None:
     """
     for key, value in new.items():
         present = tables.setdefault(key, value)
-        if present is value:
+        if present is value:  # only ``new`` has the key
             continue
         if not (isinstance(present, dict) and isinstance(value, dict)):
             raise ScenarioError(f"{prefix}{key} is given twice, as {present!r} and as {value!r}")
@@ -328,7 +331,8 @@ def _merge(base: Any, change: Any, path: str) -> Any:
         return change
     kind = change.get("kind")
     if path == "strategy":
-        if kind is not None and kind != base.get("kind", STRATEGIES.usual):
+        is_other_strategy = kind is not None and kind != base.get("kind", STRATEGIES.usual)
+        if is_other_strategy:  # keys of the base that the new strategy accepts stay
             if not isinstance(kind, str):
                 raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
             accepted = params_class(kind).takes()

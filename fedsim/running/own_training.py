@@ -33,7 +33,7 @@ def check_local_keys(scenario: "Sections") -> Iterator[str]:
             "learning; leave it out"
         )
         return
-    reason_by_key = {**strategy.why_not.by_device}
+    reason_by_key = {**strategy.why_not.by_device}  # why keys are not accepted
     if "local_epochs" not in strategy.takes():
         # both keys replace ``local_epochs``
         for key in ("epochs", "steps"):
@@ -60,18 +60,20 @@ def check_epochs(params: StrategyParams, settings: OwnTraining | None) -> None:
     """
     if settings is None:
         return
-    epochs = np.where(settings.steps != 0, 1, settings.epochs)
-    values, first_devices = np.unique(epochs, return_index=True)
+    # a training of given steps counts as one epoch
+    epochs_of_device = np.where(settings.steps != 0, 1, settings.epochs)
+    # each count is checked once, by the strategy's checks of ``local_epochs``
+    counts, first_devices = np.unique(epochs_of_device, return_index=True)
     table = params.model_dump(mode="python", exclude_none=True)
-    for value, device in zip(values.tolist(), first_devices.tolist(), strict=True):
-        if not value:  # the device trains for the epochs in [strategy]
+    for epochs, device in zip(counts.tolist(), first_devices.tolist(), strict=True):
+        if not epochs:  # the device trains for the epochs in [strategy]
             continue
         try:
-            type(params).model_validate({**table, "local_epochs": value})
+            type(params).model_validate({**table, "local_epochs": epochs})
         except ValidationError as error:
             reason = explain(error, table)
             raise ScenarioError(
-                f"population.local gives device {device} {value} epochs: {reason}"
+                f"population.local gives device {device} {epochs} epochs: {reason}"
             ) from None
 
 

@@ -102,12 +102,12 @@ class Job:
         self.scenario = scenario
         self.out = out
         self._more = more
-        self._planned_rounds = scenario.stop.rounds
+        self._planned_rounds = scenario.stop.rounds  # ``_more`` moves the end of ``self.scenario``
         self.notes: list[str] = []
-        resume = resume or more is not None
         if more is not None and out is None:
             raise RunFolderError("--more goes on with a run in a folder; give it as --out")
-        obstacle = scenario.not_restorable
+        resume = resume or more is not None
+        obstacle = scenario.not_restorable  # why a run of this scenario cannot be resumed
         if resume and obstacle:
             raise CheckpointError(f"the run cannot be resumed: {obstacle}")
         self.checkpointer: snapshot.Checkpointer | None = None
@@ -124,7 +124,7 @@ class Job:
             if out is not None:
                 self._prepare_checkpoints(out, resume=resume)
             self._listen(live_every_s)
-            self._lock = lock.pop_all()
+            self._lock = lock.pop_all()  # now the end of the run releases the folder
 
     def _reopen(self, out: Path, lock: ExitStack) -> None:
         """Lock the folder of the run to resume, and check that it has this scenario's run.
@@ -179,7 +179,7 @@ class Job:
             if note is not None:
                 self.notes.append(note)
             store.remove_after(checkpoint)
-        meter_files = [name for name, *_ in self.run.meters.files()]
+        meter_files = [name for name, _content, _columns in self.run.meters.files()]
         files.reopen(out, self.recorder.parts, meter_files)
         # The scenario is replaced last: the folder has no summary any more, so that a process that
         # is killed here leaves an unfinished run, with either scenario.
@@ -194,6 +194,7 @@ class Job:
         """
         self.simulation.listen(self.recorder.take)
         if self.checkpointer is not None:
+            # a checkpoint by time may be due at any record, a checkpoint by rounds after a round
             kinds = ("round",) if self.scenario.checkpoint.time is None else ()
             self.simulation.listen(self.checkpointer.watch, kinds=kinds)
         if self.out is not None:
@@ -219,10 +220,10 @@ class Job:
         try:
             stopped = await self.simulation.run()
             status = "interrupted" if stopped == "interrupted" else "done"
-        finally:
+        finally:  # the results so far are written after an error too
             try:
                 result = await self._close(status)
-            finally:
+            finally:  # the lock is released even if they cannot be written
                 self.over = True
                 self._lock.close()
                 self.simulation.executor.close()
@@ -350,21 +351,24 @@ def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
         loop: the event loop of the run.
         number: number of the signal that interrupted the run.
     """
-    has_responded = threading.Event()  # set by the event loop when it gets to run
+    has_responded = threading.Event()  # set by the event loop, unless a computation blocks it
     has_responded.set()
     interrupted_at = time.monotonic()
     last_response = interrupted_at
     simulation = job.simulation
     while not job.over:
         now = time.monotonic()
-        if has_responded.is_set() or simulation.working:
+        is_training = simulation.working  # training blocks the loop, and has a limit of its own
+        if has_responded.is_set() or is_training:
             last_response = now
             has_responded.clear()
             with suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(has_responded.set)
         is_stuck = now - last_response > _LONGEST_BLOCK_S
-        is_late = number != signal.SIGINT and now - interrupted_at > _LONGEST_TRAINING_S
-        # Saving and writing results may take long; training after the end of the run may not.
+        has_limit = number != signal.SIGINT  # not after Ctrl-C
+        is_late = has_limit and now - interrupted_at > _LONGEST_TRAINING_S
+        # Saving and writing results may take long; training after the end of the run may not. State
+        # is settled while it can be saved, and after the run.
         is_writing = simulation.settled and (is_stuck or simulation.stopped is None)
         if (is_stuck or is_late) and not is_writing:
             say(

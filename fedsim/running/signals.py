@@ -68,11 +68,12 @@ def interrupted_once(
         The interruption; its ``number`` is set when the first signal comes.
     """
     interruption = Interruption()
+    previous_handlers = {number: signal.getsignal(number) for number in interrupting_signals()}
 
     def on_signal(number: int, _: object) -> None:
         discard_output_on_hangup(number)
         interruption.number = number
-        for other_number in handlers:
+        for other_number in previous_handlers:
             is_ignored = other_number in ANNOUNCEMENTS
             signal.signal(other_number, signal.SIG_IGN if is_ignored else on_second)
         say(
@@ -81,13 +82,12 @@ def interrupted_once(
         )
         interrupt(number)
 
-    handlers = {number: signal.getsignal(number) for number in interrupting_signals()}
-    for number in handlers:
+    for number in previous_handlers:
         signal.signal(number, on_signal)
     try:
         yield interruption
     finally:
-        for number, handler in handlers.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -112,7 +112,7 @@ def discard_output_on_hangup(number: int) -> None:
     """
     if number != signal.SIGHUP:
         return
-    for descriptor in (1, 2):
+    for descriptor in (1, 2):  # stdout and stderr, if they are the terminal
         if stat.S_ISCHR(os.fstat(descriptor).st_mode):
             with open(os.devnull, "wb") as null:  # noqa: PTH123
                 os.dup2(null.fileno(), descriptor)

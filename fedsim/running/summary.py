@@ -37,7 +37,6 @@ def summarise(
         SimulationError: ``Strategy.facts`` returns an entry that fedsim itself adds.
     """
     scenario = run.scenario
-    accuracies = values_of(recorder, "accuracy")
     summary: dict[str, object] = {
         "fedsim": __version__,
         "name": scenario.name,
@@ -52,25 +51,18 @@ def summarise(
     if not run.lists_all_devices:
         summary["device_rows"] = ASKED
     summary["simulated_s"] = recorder.last_time
-    accuracy = {
-        "final": accuracies[-1] if accuracies else None,
-        "best": max(accuracies, default=None),
-    }
-    if scenario.population.tested_only is not None:
-        unseen = values_of(recorder, ACCURACY)
-        accuracy["unseen"] = unseen[-1] if unseen else None
-    summary["accuracy"] = accuracy
+    summary["accuracy"] = _accuracy(run, recorder)
     metrics = _metrics(run, recorder)
     if metrics:
         summary["metrics"] = metrics
     summary.update(run.ending.summary)
     summary["bytes"] = recorder.ledger.summary()
     summary.update(recorder.meters.summary())
-    acts = run.processes.acts
+    acts = run.processes.acts  # counts of what the world's processes did
     if acts or scenario.world.processes:
         summary["acts"] = dict(sorted(acts.items()))
     last_entries = _last_entries(run, recorder, models_sha256, wall_s)
-    facts = run.strategy.facts()
+    facts = run.strategy.facts()  # further entries
     for name in facts:
         if name in summary or name in last_entries:
             raise SimulationError(
@@ -78,6 +70,22 @@ def summarise(
                 "that fedsim itself adds; allowed are other names"
             )
     return {**summary, **facts, **last_entries}
+
+
+def _accuracy(run: "Run", recorder: Recorder) -> dict[str, float | None]:
+    """Return the entry ``accuracy`` of the summary: the accuracies of the last and the best test.
+
+    ``unseen`` is the last accuracy of devices that never train, if the run has such devices.
+    """
+    accuracies = values_of(recorder, "accuracy")
+    entry = {
+        "final": accuracies[-1] if accuracies else None,
+        "best": max(accuracies, default=None),
+    }
+    if run.scenario.population.tested_only is not None:
+        unseen = values_of(recorder, ACCURACY)
+        entry["unseen"] = unseen[-1] if unseen else None
+    return entry
 
 
 def _last_entries(

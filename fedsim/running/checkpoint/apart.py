@@ -141,7 +141,7 @@ class LinkedTensors:
             try:
                 os.link(linked.path, path)
             except OSError:  # a file system without hard links, or a file that was removed
-                tensor = linked
+                tensor = linked  # its elements are read from the file, and written anew
             else:
                 return linked.sha256
         sha256 = write_tensors(path, {_NAME: tensor})
@@ -161,8 +161,8 @@ class LinkedTensors:
             linked = LinkedTensor(path, tensor.dtype, tensor.shape, sha256)
             self._all.add(linked)
             self._add_array(tensor, linked)
-        linked.move(path)
-        self.newest[id(tensor)] = linked
+        linked.move(path)  # the file in an earlier checkpoint is removed with that checkpoint
+        self.newest[id(tensor)] = linked  # for ``replace_written``
 
     def _add_array(self, tensor: AnyTensor, linked: LinkedTensor) -> None:
         """Register the file of an array as long as the array is in memory."""
@@ -179,9 +179,12 @@ class LinkedTensors:
         Args:
             encoder: encoder of the new checkpoint; its ``objects`` contain the models.
         """
-        for value in encoder.objects:
-            if isinstance(value, Ref) and isinstance(value.held, Written):
-                value.held = self.newest.get(id(value.held), value.held)
+        for model in encoder.objects:
+            if not isinstance(model, Ref):
+                continue
+            weights = model.held
+            if isinstance(weights, Written):  # in the scratch file
+                model.held = self.newest.get(id(weights), weights)
         self.newest.clear()
 
     def keep_readable(self, folder: Path) -> None:

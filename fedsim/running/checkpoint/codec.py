@@ -100,10 +100,10 @@ class Encoder:
         if isinstance(value, np.ndarray | StoredTensor):
             return {"~array": self._name_of(value)}
         if type(value) in SAVED_FORMS:
-            if id(value) not in self._indices:
+            if id(value) not in self._indices:  # the first reference to this object
                 self._indices[id(value)] = len(self._indices)
                 self.objects.append(value)
-                self._waiting.append(value)
+                self._waiting.append(value)  # ``encode`` encodes its fields later
             return {"~object": self._indices[id(value)]}
         raise CheckpointError(
             f"a {type(value).__name__} cannot be kept in a checkpoint: {str(value)[:80]}"
@@ -188,6 +188,7 @@ class Decoder:
             CheckpointError: the tables name an unknown class, field or array, or are malformed.
         """
         try:
+            # all objects are made before any is filled, as fields refer to other objects
             self.objects = [object.__new__(self._classes[name]) for name, _ in tables["objects"]]
             for shell, (name, content) in zip(self.objects, tables["objects"], strict=True):
                 self._fill(shell, name, content)
@@ -207,7 +208,7 @@ class Decoder:
             name: name of its class.
             content: field -> encoded value.
         """
-        expected = list_saved_fields(shell)
+        expected = list_saved_fields(shell)  # empty if the class declares no fields
         if expected and set(content) != set(expected):
             raise CheckpointError(
                 f"a {name} has the fields {sorted(content)}; expected are {sorted(expected)}"
@@ -220,7 +221,7 @@ class Decoder:
                 raise CheckpointError(f"a {name} has the field {field!r}, which is never written")
             if isinstance(shell, Ref) and field == "held" and value is not None:
                 self._fill_weights(shell, value)
-            else:
+            else:  # also in frozen dataclasses
                 object.__setattr__(shell, field, self._from_json(value))
 
     def _fill_defaults(self, shell: "DataclassInstance", omitted: Collection[str]) -> None:
@@ -270,7 +271,7 @@ class Decoder:
             return list(map(self._from_json, value))
         if not isinstance(value, dict):
             return value
-        tag = next(iter(value), "")
+        tag = next(iter(value), "")  # the first key
         if len(value) != 1 or tag not in _TAGS:
             return {key: self._from_json(item) for key, item in value.items()}
         content = value[tag]
@@ -278,7 +279,8 @@ class Decoder:
             case "~tuple":
                 return tuple(map(self._from_json, content))
             case "~named":
-                return self._classes[content[0]]._make(map(self._from_json, content[1:]))
+                class_name, *fields = content
+                return self._classes[class_name]._make(map(self._from_json, fields))
             case "~dict":
                 return {self._from_json(key): self._from_json(item) for key, item in content}
             case "~float":
@@ -286,10 +288,11 @@ class Decoder:
             case "~array":
                 return self._array(content)
             case "~ranges":
-                if content not in self._ranges:
+                if content not in self._ranges:  # ranges that several objects share are one tuple
                     pairs = array_of(self._arrays[content]).tolist()
                     self._ranges[content] = tuple((begin, end) for begin, end in pairs)
                 return self._ranges[content]
+        # "~object": the index of an object
         if not isinstance(content, int) or not 0 <= content < len(self.objects):
             raise CheckpointError(f"the state names object {content!r} of {len(self.objects)}")
         return self.objects[content]
@@ -312,7 +315,7 @@ def _list_fields(value: object) -> list[str]:
     """Return the names of all fields of an object, also of those that are not saved."""
     if isinstance(value, Mapping):  # a state may have more entries than declared fields
         return list(value)
-    slots: list[str] = []
+    slots: list[str] = []  # of the class and its bases, first the slots of bases
     for base in reversed(type(value).__mro__):
         names = base.__dict__.get("__slots__", ())
         if isinstance(names, str):

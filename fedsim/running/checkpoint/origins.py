@@ -45,11 +45,10 @@ class Origins:
         """
         learner = self._run.learner
         data = self._run.data
+        of_data = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
         if data is not None:
-            return {"data": _hash_data(data), **self._file_hashes}
-        # no data are read: the sizes of the model stand for the data
-        sizes = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
-        return {"data": sizes, **self._file_hashes}
+            of_data = _hash_data(data)
+        return {"data": of_data, **self._file_hashes}
 
     def refuse_changes(self, saved: Mapping[str, str]) -> None:
         """Raise ``CheckpointError`` if data or files have changed since a checkpoint.

@@ -64,15 +64,18 @@ class Saving:
         Args:
             record: the record that was just emitted.
         """
-        rounds = self._spec.rounds
-        time = self._spec.time
+        every_rounds = self._spec.rounds  # None to save by time alone
+        every_s = self._spec.time
         if record.kind == "round":
             finished = record.fields["round"] + 1
+            # ``_last_round`` is set if the run is to be saved before its last round
             is_last_but_one = self._last_round is not None and finished == self._last_round - 1
-            if is_last_but_one or (rounds is not None and finished % rounds == 0):
+            is_due = every_rounds is not None and finished % every_rounds == 0
+            if is_last_but_one or is_due:
                 self.request()
                 return
-        if time is not None and record.time >= (self._period + 1) * time:
+        # ``_period`` counts the periods of ``every_s`` seconds that have passed
+        if every_s is not None and record.time >= (self._period + 1) * every_s:
             self._period = self._period_of(record.time)
             self.request()
 
@@ -139,7 +142,7 @@ def _snapshot(
     The caller ensures that all events of the present time are processed.
     """
     encoder = Encoder()
-    data = None
+    data = None  # without shifts, building the run gives the same data again
     if run.drift is not None:
         data = run.population.samples, run.population.version
     state: SavedRun = {
@@ -326,8 +329,9 @@ def _with_present_end(
         alarms: the saved alarms in order of time: name, number and time (s) of each.
     """
     other_alarms = [alarm for alarm in alarms if alarm[0] != "stop"]
+    has_end_alarm = len(other_alarms) < len(alarms)
     end_s = run.scenario.stop.simulated_time
-    if end_s is None or len(other_alarms) == len(alarms):
+    if end_s is None or not has_end_alarm:
         return list(alarms)
     earlier_count = sum(when < end_s for _, _, when in other_alarms)
     end_alarm = ("stop", 0, end_s)
