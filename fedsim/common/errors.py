@@ -115,7 +115,7 @@ def show_error(error: Exception, folder: Path | None = None) -> str:
         if error.filename:
             return f"{str(error.filename)!r} cannot be used: {error.strerror}"
         return str(error)
-    if isinstance(error, NotImplementedError) and not error.args:
+    if isinstance(error, NotImplementedError) and not error.args:  # of a method without a body
         return _missing_method(error)
     return f"{type(error).__name__}: {error}"
 
@@ -125,7 +125,7 @@ def _full_disk(error: Exception, folder: Path | None) -> str:
     name = getattr(error, "filename", None)
     # the file that could not be written may be a temporary one, on another disk than ``folder``
     full_folder = folder if name is None else Path(os.fsdecode(name)).parent
-    output = folder or full_folder
+    output = folder or full_folder  # folder of the run, if there is a run
     disk = "the disk"
     advice = "try again"
     if full_folder is not None:
@@ -161,6 +161,7 @@ def place_of(error: BaseException) -> str:
         if not file.is_file() or "site-packages" in file.parts:
             continue
         if library_folders.isdisjoint(file.parents):
+            # later frames are nearer to the error, and replace earlier ones
             place = f", in {file.name}, line {frame.lineno}"
     return place
 
@@ -179,7 +180,8 @@ def home_of(code: Any) -> str:
         line = inspect.getsourcelines(code)[1]
     except (OSError, TypeError):  # code without a source file
         return ""
-    return "" if _FEDSIM in file.resolve().parents else f" ({file.name}, line {line})"
+    is_fedsims = _FEDSIM in file.resolve().parents
+    return "" if is_fedsims else f" ({file.name}, line {line})"
 
 
 def show_value(value: object) -> str:

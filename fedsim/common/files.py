@@ -53,7 +53,7 @@ def find_file(file: str, root: Path | None) -> Path:
     shared_folder = os.environ.get("FEDSIM_DATA")
     if root is None and shared_folder and not path.exists():
         path = Path(shared_folder, file)
-    record(reference, path)
+    record(reference, path)  # for ``recorded_files``
     return path
 
 

@@ -181,9 +181,10 @@ def understand(tables: Table) -> Understood:
     present = deepcopy(tables)
     lost: list[str] = []
     try:
-        if not _convert(present, lost):
-            return Understood(tables, is_former=False, lost=[])
+        is_former = _convert(present, lost)
     except (AttributeError, KeyError, TypeError):  # a damaged file, reported by its reader
+        is_former = False
+    if not is_former:
         return Understood(tables, is_former=False, lost=[])
     return Understood(present, is_former=True, lost=lost)
 
@@ -198,21 +199,22 @@ def _convert(tables: Table, lost: list[str]) -> bool:
         tables: the scenario; nothing is changed if it has no former key.
         lost: list to which former keys and values are appended that present keys cannot express.
     """
+    # find the tables that may have former keys
+    training = _FormerTable(tables.get("training", {}), "training", TRAINING, lost)
     data = tables.get("data", {})
     partition_table = data.get("partition", {})
     partition_kind = str(partition_table.get("kind"))
+    former_of_partition = OF_PARTITIONS.get(partition_kind, {})
+    partition = _FormerTable(partition_table, "data.partition", former_of_partition, lost)
     strategy_table = tables["strategy"]
     kind = str(strategy_table["kind"])  # of the strategy
+    strategy = _FormerTable(strategy_table, "strategy", OF_STRATEGIES.get(kind, {}), lost)
     deadline_table = strategy_table.get("deadline")
     if not isinstance(deadline_table, dict):  # a time, or no deadline
         deadline_table = {}
     former_of_deadline = QUANTILE if deadline_table.get("kind") == "quantile" else {}
-    former_of_partition = OF_PARTITIONS.get(partition_kind, {})
-    former_of_strategy = OF_STRATEGIES.get(kind, {})
-    training = _FormerTable(tables.get("training", {}), "training", TRAINING, lost)
-    partition = _FormerTable(partition_table, "data.partition", former_of_partition, lost)
     deadline = _FormerTable(deadline_table, "strategy.deadline", former_of_deadline, lost)
-    strategy = _FormerTable(strategy_table, "strategy", former_of_strategy, lost)
+
     is_users = ":" in kind  # the strategy is a user's class, which may have keys by former names
     has_former = [
         training.has_former and "kind" not in training.table,  # a former [training] had no kind
@@ -224,6 +226,8 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     ]
     if not any(has_former):
         return False
+
+    # replace the keys, table by table
     _convert_data(data)
     _convert_population(tables.get("population", {}), lost)
     # a user's strategy without all these keys may have one of its own by such a name
@@ -235,6 +239,8 @@ def _convert(tables: Table, lost: list[str]) -> bool:
         strategy_table.pop("partial_work", None)  # it had no effect without a deadline
     for table in (training, partition, deadline, strategy):
         table.remove_former()
+
+    # add the keys that the earlier version did not have
     for name, added in _ADDED.items():
         if name in tables:
             tables[name] = {**deepcopy(added), **tables[name]}
@@ -354,7 +360,8 @@ def _convert_shift(strategy: _FormerTable) -> Table:
         the value is the default for this strategy.
     """
     shift = strategy.take("shift_metric", "aligned_l1")
-    if not strategy.take("dynamic", default=False):
+    is_dynamic = strategy.take("dynamic", default=False)
+    if not is_dynamic:  # no device changed its group
         strategy.drop("shift_threshold")
         shift = "never"
     default = "aligned_l1" if strategy.table["kind"] in ("flexcfl", "ifca-mig") else "never"
@@ -371,13 +378,14 @@ def _convert_cfl(strategy: _FormerTable, tables: Table) -> None:
     table["follows"] = "paper" if is_paper else "published-code"
     if strategy.take("sweep", default=False):
         strategy.note_lost("sweep", value=True)
-    if "split_rounds" in table:
+    if "split_rounds" in table:  # the rounds of splits were given, not found by thresholds
         strategy.drop("eps1", "eps2", "eps1_relative", "eps2_ratio")
-    # the threshold ``key`` was derived from a share unless it was given; only one share is left
-    for key, former_key, left in (("eps1", "eps1_relative", 0.2), ("eps2", "eps2_ratio", 2.5)):
-        share = strategy.take(former_key, left)
-        if key not in table and share != left:
-            strategy.note_lost(former_key, share)
+    # a threshold was derived from a factor unless it was given; only one factor is possible now
+    factors = (("eps1", "eps1_relative", 0.2), ("eps2", "eps2_ratio", 2.5))
+    for threshold, former_key, present_factor in factors:
+        factor = strategy.take(former_key, present_factor)
+        if threshold not in table and factor != present_factor:
+            strategy.note_lost(former_key, factor)
 
 
 def _convert_fesem(strategy: _FormerTable, tables: Table) -> None:
@@ -416,7 +424,8 @@ def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
     if sweep == is_paper:
         strategy.note_lost("sweep", sweep)
     inter_group = strategy.take("inter_group", "normalised")
-    if table.get("eta_g") and (inter_group == "literal") != is_paper:
+    is_literal = inter_group == "literal"
+    if table.get("eta_g") and is_literal != is_paper:
         strategy.note_lost("inter_group", inter_group)
 
 
@@ -440,9 +449,10 @@ def _take_pre_training(strategy: _FormerTable, tables: Table) -> Table:
         moment["steps"] = steps
     newcomers = strategy.take("newcomers", "cosine")
     on_arrival = strategy.take("on_arrival", default=True)
+    has_newcomers = "arrivals" in tables.get("population", {})
     if newcomers == "random":
         moment["newcomers"] = "random"
-        if on_arrival and "arrivals" in tables.get("population", {}):
+        if on_arrival and has_newcomers:
             strategy.note_lost("on_arrival", value=True)
     else:
         moment["newcomers"] = "arrival" if on_arrival else "selection"
@@ -488,7 +498,8 @@ def _take_warm_up(strategy: _FormerTable) -> Table:
     steps = strategy.take("warmup_iterations")
     start = strategy.take("local_start")
     deadline = strategy.take("exchange_deadline")
-    if strategy.take("warmup", "federated") == "federated":
+    warm_up = strategy.take("warmup", "federated")
+    if warm_up == "federated":
         moment: Table = {"kind": "rounds", "rounds": rounds, "participation": participation}
     else:
         moment = {"kind": "local", "start": start, "epochs": epochs, "steps": steps}

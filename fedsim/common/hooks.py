@@ -66,9 +66,9 @@ def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> 
         )
     for half in halves_of(user_class):  # the class and its nested classes
         _refuse_former_hooks(half, key, like)
-        for name, own, base, _ in overrides(half, like):
-            form = _required_form(own, base)
-            if form:  # empty if the user's attribute can replace fedsim's
+        for name, own, base, _root_class in overrides(half, like):
+            form = _required_form(own, base)  # empty if the user's attribute has this form
+            if form:
                 place = home_of(function_of(own)) or home_of(half)
                 raise ScenarioError(
                     f"{key}: {half.__qualname__}.{name}{place} is {_form_of(own)}; it must be "
@@ -270,7 +270,9 @@ def _required_form(own: object, base: object) -> str:
         is_wrong = is_own_method or own is _KEY  # a key has its value only in an instance
         return "a property (@property), or a ClassVar" if is_wrong else ""
     is_base_value = not callable(base) and not isinstance(base, METHODS)
-    return "a value (ClassVar)" if is_base_value and is_own_method else ""
+    if is_base_value and is_own_method:
+        return "a value (ClassVar)"
+    return ""
 
 
 def _accepts_calls_of(own: FunctionType, base: FunctionType) -> bool:
@@ -278,15 +280,15 @@ def _accepts_calls_of(own: FunctionType, base: FunctionType) -> bool:
 
     This is tested by a call with all parameters of ``base``, in the kinds that ``base`` gives them.
     """
-    positional = []
-    keywords = {}
+    arguments = []  # any objects will do: here the parameters themselves
+    options = {}
     for parameter in inspect.signature(base).parameters.values():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            positional.append(parameter)
+            arguments.append(parameter)
         elif parameter.kind is parameter.KEYWORD_ONLY:
-            keywords[parameter.name] = parameter
+            options[parameter.name] = parameter
     try:
-        inspect.signature(own).bind(*positional, **keywords)
+        inspect.signature(own).bind(*arguments, **options)
     except TypeError:
         return False
     return True

@@ -84,10 +84,11 @@ def refuse_unless_allowed(path: str, key: str) -> None:
     Raises:
         ScenarioError: ``path`` is not an import path, or its code is not allowed.
     """
-    file, colon, name = path.rpartition(":")  # a file, or the dotted name of a module
-    is_script = file.endswith(".py")
-    parts = [Path(file).stem] if is_script else file.split(".")
-    if not (colon and all(part.isidentifier() for part in (name, *parts))):
+    module, colon, name = path.rpartition(":")  # ``module``: its dotted name, or a file
+    is_script = module.endswith(".py")
+    module_names = [Path(module).stem] if is_script else module.split(".")
+    is_well_formed = colon and all(part.isidentifier() for part in (name, *module_names))
+    if not is_well_formed:
         raise ScenarioError(
             f"{key} is {path!r}; allowed is an import path of the form 'package.module:Name', "
             "or './file.py:Name' for a file in the working directory"
@@ -96,7 +97,7 @@ def refuse_unless_allowed(path: str, key: str) -> None:
         return
     if is_script:
         raise ScenarioError(f"{key} is {path!r}, {_REFUSAL}")
-    package = parts[0]
+    package = module_names[0]
     if package not in _allowed_packages() or not _is_installed(package):
         raise ScenarioError(
             f"{key} is {path!r}, {_REFUSAL}, or always, if it is installed, with {package!r} in "
@@ -154,7 +155,8 @@ def import_class(
         if issubclass(target, base):
             return target
         raise ScenarioError(f"{key} is {path!r}, a class that is not a subclass of {called}")
-    if not (or_function and isinstance(target, FunctionType)):
+    is_accepted_function = or_function and isinstance(target, FunctionType)
+    if not is_accepted_function:
         allowed = f"a subclass of {called}"
         if or_function:
             allowed += f", or a function that is annotated '-> {called}'"
@@ -203,10 +205,10 @@ def import_trusted(path: str, key: str) -> Any:
     Raises:
         ScenarioError: the module cannot be imported, or lacks the attribute.
     """
-    file, _, name = path.rpartition(":")
+    file, _, name = path.rpartition(":")  # ``file`` may be the dotted name of a module
     try:
         module = import_module(_module_name(file))
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ImportError):
             reason = str(error)
@@ -250,7 +252,7 @@ def _allowed_packages() -> list[str]:
     Raises:
         ScenarioError: the configuration is malformed.
     """
-    names: object = []
+    names: object = []  # as the configuration has them
     try:
         with suppress(OSError):  # the user has no configuration
             names = read_toml(_config()).get("allow_code", [])
@@ -262,7 +264,8 @@ def _allowed_packages() -> list[str]:
         raise ScenarioError(
             f"allow_code in {str(_config())!r} is {names!r}; it must be a list of names of packages"
         )
-    return [*names, *os.environ.get(ALLOWED_PACKAGES, "").replace(" ", "").split(",")]
+    names_in_variable = os.environ.get(ALLOWED_PACKAGES, "").replace(" ", "").split(",")
+    return [*names, *names_in_variable]
 
 
 def _config() -> Path:
@@ -297,10 +300,11 @@ class _PermittedFinder(MetaPathFinder):
         """
         if path is not None:  # a submodule, which Python finds in its package
             return None
+        # an allowed module, or a module beside the allowed module that imports it now
         location = self.locations.get(name) or self.locations.get(_importer())
         if location is None:
             return None
-        if name.startswith(_FILE_PREFIX):
+        if name.startswith(_FILE_PREFIX):  # a user's file, of which only the path is known
             return spec_from_file_location(name, location) if name in self.locations else None
         folder = str(Path(location).parent) if location.endswith(".py") else location
         spec = PathFinder.find_spec(name, [folder])
@@ -325,9 +329,10 @@ def module_locations() -> dict[str, str]:
     locations = _finder.locations.copy()
     for name, module in [*sys.modules.items()]:  # a copy, as another thread may import
         origin = getattr(module, "__file__", None)
-        if not origin:
+        if not origin:  # a package without ``__init__.py`` has folders instead of a file
             origin = next(iter(getattr(module, "__path__", ())), None)
-        if origin in (f"{folder}/{name}.py", f"{folder}/{name}/__init__.py", f"{folder}/{name}"):
+        places = (f"{folder}/{name}.py", f"{folder}/{name}/__init__.py", f"{folder}/{name}")
+        if origin in places:  # imported from the working directory
             locations.setdefault(name, folder)
     return locations
 
@@ -372,14 +377,15 @@ def _module_name(file: str) -> str:
         if not path.is_file():
             raise ImportError(f"there is no file {str(Path(file))!r}")
         name = f"{_FILE_PREFIX}{path.stem}"
-        if _finder.locations.setdefault(name, str(path)) != str(path):
+        location = _finder.locations.setdefault(name, str(path))
+        if location != str(path):
             raise ImportError(
                 f"another file of the name {path.name!r} is loaded already; call the file otherwise"
             )
         return name
     package = file.partition(".")[0]
     if package not in sys.modules and find_spec(package) is None:
-        folder = str(Path.cwd())
+        folder = str(Path.cwd())  # on Python's path only if the program was started so
         if PathFinder.find_spec(package, [folder]):
             _finder.locations[package] = folder
     return file
@@ -387,7 +393,7 @@ def _module_name(file: str) -> str:
 
 def _is_installed(package: str) -> bool:
     """Whether a package is installed outside the working directory; imports nothing."""
-    if package in _finder.locations:
+    if package in _finder.locations:  # a user's module
         return False
     if package in sys.modules:  # imported already by the program
         return getattr(sys.modules[package], "__file__", None) is not None

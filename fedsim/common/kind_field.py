@@ -73,7 +73,7 @@ class KindField:
             PydanticCustomError: the value describes no kind of this registry.
         """
         if isinstance(value, Spec) and self.registry.holds(value):
-            with _part_errors():
+            with _part_errors():  # a user's class is checked, and its methods too from now on
                 self.registry.guard(type(value), "kind")
             return value
         table = self._table_of(value)
@@ -121,13 +121,13 @@ class KindField:
         """
         if isinstance(value, Mapping):
             return self._with_implied_kind(value)
-        if self.by_device and isinstance(value, list):
+        if self.by_device and isinstance(value, list):  # a value for each device
             return {"kind": "list", "values": value}
         if isinstance(value, str) and self._stands_for_kind(value):
             return {"kind": value}
         if self.bare is None:
             raise PydanticCustomError("part", "must be the name of a kind, or a table with one", {})
-        return {self.bare: value}
+        return {self.bare: value}  # the value of a key of the usual kind, such as ``time``
 
     def _with_implied_kind(self, table: Mapping[str, object]) -> Mapping[str, object]:
         """Return a table with the kind ``file`` or ``by-kind`` if its keys imply it."""
@@ -163,7 +163,9 @@ class KindField:
         for kind in (self.registry.usual, "list", "file"):
             if kind is not None and kind in tables:
                 kindless[kind] = handler.resolve_ref_schema(tables[kind])
+
         options: list[JsonSchemaValue] = []
+        # short forms: a value of the key ``bare``, values by device, and values by kind of device
         if self.bare is not None:
             options.append(kindless[str(self.registry.usual)]["properties"][self.bare])
         if self.by_device and "list" in kindless:
@@ -171,7 +173,7 @@ class KindField:
         if self.by_kind:
             by_kind = handler.resolve_ref_schema(tables["by-kind"])
             options.append(by_kind["properties"]["values"])
-        options.append({"enum": [*self.registry]})
+        options.append({"enum": [*self.registry]})  # names of kinds
         options += tables.values()
         for kind, table in kindless.items():
             # ``list`` and ``file`` may omit the kind only in a key by device
@@ -215,6 +217,7 @@ def spec_of(field: FieldInfo, kind: str) -> type[Spec] | None:
     if ":" not in kind:
         return specs_of(field).get(kind)
     for metadata in field.metadata:
+        # only a registry with a base class accepts users' classes
         if isinstance(metadata, KindField) and metadata.registry.base:
             return metadata.registry.spec(kind)
     return None
@@ -227,13 +230,14 @@ def _specs(annotation: object, metadata: Iterable[object]) -> dict[str, type[Spe
         annotation: the type; for a union, the classes of all its members are returned.
         metadata: the annotations beside the type, such as a ``KindField``.
     """
-    for entry in metadata:
-        if isinstance(entry, KindField):
-            return {kind: entry.registry.spec(kind) for kind in entry.registry}
+    for annotation_entry in metadata:
+        if isinstance(annotation_entry, KindField):
+            registry = annotation_entry.registry
+            return {kind: registry.spec(kind) for kind in registry}
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         kind = annotation.model_fields.get("kind")
         return {"" if kind is None else str(kind.default): annotation}
     specs: dict[str, type[Spec]] = {}
-    for part in get_args(annotation):
-        specs |= _specs(part, getattr(annotation, "__metadata__", ()))
+    for member in get_args(annotation):  # of a union, or of ``Annotated``
+        specs |= _specs(member, getattr(annotation, "__metadata__", ()))
     return specs

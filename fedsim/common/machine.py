@@ -104,7 +104,7 @@ class GpuShares:
             if not self._counts:
                 return None
             gpu = min(self._counts, key=self._counts.__getitem__)
-            self._counts[gpu] += 1
+            self._counts[gpu] += 1  # processes that use it
             return gpu
 
     def give_back(self, gpu: str | None) -> None:
@@ -257,6 +257,7 @@ def _slurm_number(name: str) -> int | None:
         The number; None outside of a job, or if the variable sets no limit.
     """
     text = os.environ.get(name, "")
-    if "SLURM_JOB_ID" not in os.environ or not text.isdecimal() or int(text) == 0:
-        return None  # 0 MB: all memory of the node
-    return int(text)
+    if "SLURM_JOB_ID" not in os.environ or not text.isdecimal():
+        return None
+    number = int(text)
+    return None if number == 0 else number  # 0 MB: all memory of the node

@@ -69,7 +69,10 @@ class Registry:
             specs: the classes of the built-in kinds.
             base, usual, key, quantity: values of the attributes with these names.
         """
-        known = {spec.model_fields["kind"].default: (spec, summary(spec)) for spec in specs}
+        known = {}
+        for spec in specs:
+            kind = spec.model_fields["kind"].default
+            known[kind] = (spec, summary(spec))
         return cls(called, base, known, usual=usual, key=key, quantity=quantity)
 
     @property
@@ -122,7 +125,10 @@ class Registry:
         if kind in self.known:
             source, _ = self.known[kind]  # import path, or the class itself
             known_class = import_trusted(source, key) if isinstance(source, str) else source
-            if self.quantity is None or not known_class.__pydantic_generic_metadata__["parameters"]:
+            if self.quantity is None:
+                return known_class
+            is_generic = bool(known_class.__pydantic_generic_metadata__["parameters"])
+            if not is_generic:
                 return known_class
             # pydantic takes long to make the class of a quantity, so it is made when it is needed
             return known_class.__class_getitem__(cast("type[object]", self.quantity))
@@ -131,7 +137,8 @@ class Registry:
         path = kind if is_path else self.kinds.get(kind)
         if path is None:
             raise ScenarioError(f"{key} is {show_value(kind)}{self._why_refused(kind)}")
-        public_name = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
+        base_name = self.base.rpartition(":")[2]
+        public_name = f"fedsim.plugin.{base_name}"
         base = import_trusted(self.base, self.called)
         kind_class = import_class(str(path), key, base, public_name, is_trusted=not is_path)
         self.guard(kind_class, key)

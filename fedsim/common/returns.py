@@ -147,19 +147,20 @@ def find_outside(
     """
 
     def is_within(number: float) -> bool:  # False for NaN
-        is_inside = above < number and least <= number <= most
-        return bool(is_inside and (infinite or math.isfinite(number)))
+        is_between = above < number and least <= number <= most
+        return bool(is_between and (infinite or math.isfinite(number)))
 
     def find(value: Any, *_: object, **__: object) -> str:
         if value is None:
             return ""
         if not isinstance(value, np.ndarray):
             return "" if is_within(value) else show_value(value)
+        # an array with NaN has NaN as its minimum and maximum
         if not value.size or (is_within(value.min()) and is_within(value.max())):
-            return ""  # an array with NaN has NaN as its minimum and maximum
+            return ""
         entries = enumerate(value.ravel())
-        flat_index = next(index for index, number in entries if not is_within(number))
-        return _entry_in_words(value, flat_index)
+        first_wrong = next(index for index, number in entries if not is_within(number))
+        return _entry_in_words(value, first_wrong)
 
     return find
 
@@ -184,7 +185,8 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
     """
     if not isinstance(value, np.ndarray):
         return show_value(value)
-    if value.shape != (length,) or value.dtype.kind not in "iuf":
+    is_numeric = value.dtype.kind in "iuf"  # signed or unsigned integers, or floats
+    if value.shape != (length,) or not is_numeric:
         return f"an array of {value.dtype} of shape {value.shape}"
     return find(value)
 
@@ -212,14 +214,16 @@ def is_of_type(hint: object) -> Check:
     kind = origin or hint  # the class, without the types of elements
     if kind is bool:
         return lambda value: isinstance(value, bool | np.bool_)
-    if kind in (int, float):
-        return _make_number_check(Integral if kind is int else Real)
+    if kind is int:
+        return _make_number_check(Integral)  # also integers of numpy
+    if kind is float:
+        return _make_number_check(Real)
     if kind is list:
         return lambda value: isinstance(value, _LISTS)
     if kind is Sequence:
         return _is_sequence
     if not isinstance(kind, type) or kind in (Any, type) or is_typeddict(kind):
-        return lambda value: True  # no class that ``isinstance`` could check
+        return lambda value: True  # it is no class that ``isinstance`` can check
     if getattr(kind, "_is_protocol", False):
         return _make_method_check(kind)
     return lambda value: isinstance(value, kind)
@@ -239,7 +243,7 @@ def _make_number_check(kind: type) -> Check:
 
 def _make_tuple_check(arguments: tuple[object, ...]) -> Check:
     """Make a check for a type of tuples by its arguments, such as ``(int, str)`` or ``(int, ...)``."""
-    if arguments[1:] == (...,):
+    if arguments[1:] == (...,):  # any count of entries of one type; a list will do
         is_right = is_of_type(arguments[0])
         return lambda value: isinstance(value, tuple | list) and all(map(is_right, value))
     checks = [is_of_type(argument) for argument in arguments]
@@ -247,7 +251,7 @@ def _make_tuple_check(arguments: tuple[object, ...]) -> Check:
     def check(value: object) -> bool:
         if not isinstance(value, tuple) or len(value) != len(checks):
             return False
-        return all(check_part(part) for check_part, part in zip(checks, value, strict=True))
+        return all(is_right(entry) for is_right, entry in zip(checks, value, strict=True))
 
     return check
 
@@ -424,11 +428,11 @@ def guard(user_class: type, key: str, class_key: str = "", like: type | None = N
     refuse_wrong_hooks(user_class, class_key or key, like)
     for half in halves_of(user_class):
         for override in overrides(half, like):
-            is_method = callable(override.root_attribute) or isinstance(
-                override.root_attribute, METHODS
-            )
-            if override.is_value and not is_method:
-                HookRule.of(override, half, class_key or key).check(override.own, verb="is")
+            root = override.root_attribute
+            is_method = callable(root) or isinstance(root, METHODS)
+            if override.is_value and not is_method:  # a value is checked now, results later
+                rule = HookRule.of(override, half, class_key or key)
+                rule.check(override.own, verb="is")
             _guard_hook(half, override, key)
 
 
@@ -442,6 +446,7 @@ def _guard_hook(half: type, override: Override, key: str) -> None:
     """
     own = override.own
     function = function_of(own)
+    # values were checked already; class methods and static methods are not checked
     if not isinstance(function, FunctionType) or isinstance(own, METHODS):
         return
     # the class that defines the method: ``half``, or a base class of the user
@@ -466,7 +471,7 @@ def _add_checks(own: FunctionType, rule: HookRule) -> Callable[..., object]:
     @wraps(own)
     def hook(*arguments: object, **options: object) -> object:
         # the states are compared after the call only if the rule restricts random draws
-        states = generator_states() if rule.returns.allowed_draws else {}
+        states = generator_states() if rule.returns.allowed_draws else {}  # before the call
         value = own(*arguments, **options)
         rule.check(value, arguments, options)
         if states:

@@ -90,7 +90,8 @@ class OnlyWith:
             name: the key that has this annotation.
         """
         mode_values = {mode: getattr(spec, mode) for mode in self._modes}
-        if any(map(self._is_met, mode_values.values())):
+        has_effect = any(map(self._is_met, mode_values.values()))
+        if has_effect:
             return
         modes = " or ".join(map(repr, self._modes))
         allowed = " or ".join(map(_format_value, self._values)) or "given"
@@ -146,7 +147,8 @@ class Spec(BaseModel):
         present: dict[str, object] = {}
         for key, value in data.items():
             name = cls.renamed.get(key, key)
-            if name != key:
+            is_renamed = name != key
+            if is_renamed:
                 if name in data:
                     raise PydanticCustomError(
                         "unknown_key",
@@ -172,7 +174,7 @@ class Spec(BaseModel):
             if key in cls.instead and data[key] is not None:
                 raise _refusal_of_former(str(key), cls.instead[key])
             if key not in cls.model_fields:
-                accepted = [name for name in cls.model_fields if name in cls.takes()]
+                accepted = [name for name in cls.model_fields if name in cls.takes()]  # in order
                 names = ", ".join(accepted)
                 hint = hint_for_key(str(key)) or nearest(str(key), accepted)
                 raise PydanticCustomError(
@@ -282,15 +284,15 @@ def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
     Returns:
         Name of the key, and its annotation ``OnlyWith``.
     """
-    notes: dict[str, OnlyWith] = {}
-    for parent in reversed(spec.__mro__):
+    modes: dict[str, OnlyWith] = {}
+    for parent in reversed(spec.__mro__):  # a subclass replaces the annotations of its bases
         if not issubclass(parent, Spec):
             continue
         for name, field in parent.model_fields.items():
             for annotation in field.metadata:
                 if isinstance(annotation, OnlyWith):
-                    notes[name] = annotation
-    return list(notes.items())
+                    modes[name] = annotation
+    return list(modes.items())
 
 
 def _options_of(schema: JsonSchemaValue) -> list[JsonSchemaValue]:
@@ -298,11 +300,11 @@ def _options_of(schema: JsonSchemaValue) -> list[JsonSchemaValue]:
 
     The alternative null is left out, and so are defaults and the titles that pydantic invents.
     """
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    if parts is not None:
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if alternatives is not None:
         options: list[JsonSchemaValue] = []
-        for part in parts:
-            for option in _options_of(part):
+        for alternative in alternatives:
+            for option in _options_of(alternative):
                 if option not in options:
                     options.append(option)
         return options

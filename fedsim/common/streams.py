@@ -40,9 +40,10 @@ def generator_states() -> dict[str, object]:
     """
     with shared_generators:
         kind, words, *counts = np.random.get_state()  # noqa: NPY002
+        numpy_state = (kind, np.asarray(words).tobytes(), *counts)  # arrays have no plain ``==``
         states: dict[str, object] = {
             "Python's random": random.getstate(),
-            "numpy.random": (kind, np.asarray(words).tobytes(), *counts),
+            "numpy.random": numpy_state,
         }
         torch = sys.modules.get("torch")
         if torch is not None:
@@ -71,8 +72,8 @@ def _hash(root: int, entity: int, count: int) -> int:
     Returns:
         An int, or an array if an argument is an array.
     """
-    z = _mix((root + (entity + 1) * _ID_STEP) & _MASK)
-    return _mix((z + (count + 1) * _GOLDEN) & _MASK)
+    entity_bits = _mix((root + (entity + 1) * _ID_STEP) & _MASK)
+    return _mix((entity_bits + (count + 1) * _GOLDEN) & _MASK)
 
 
 def _hashes(
@@ -178,6 +179,7 @@ class Streams:
             SimulationError: the purpose is no text, or a number is not whole.
         """
         try:
+            # as in ``uniforms``: the upper 53 of 64 bits; + 0.5 excludes 0 and 1
             return ((_hash(_root(self.seed, purpose), entity, count) >> 11) + 0.5) * _UNIT
         except _MISTAKES:
             raise _name_error((purpose, entity, count), _NAMES) from None
@@ -194,9 +196,11 @@ class Streams:
             SimulationError: the purpose is no text, or a number is not whole.
         """
         try:
-            even = 2 * count + 0  # a text raises an error, in place of a longer text
-            radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, even)))
-            return radius * math.cos(2.0 * math.pi * self.uniform(purpose, entity, even + 1))
+            # each normal draw needs two uniform ones; + 0 raises an error if ``count`` is a text
+            first = 2 * count + 0
+            radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, first)))
+            angle = 2.0 * math.pi * self.uniform(purpose, entity, first + 1)
+            return radius * math.cos(angle)
         except (TypeError, SimulationError):
             raise _name_error((purpose, entity, count), _NAMES) from None
 
@@ -252,7 +256,8 @@ class Streams:
             [0, 1, 2, 3, 4, 5]
         """
         try:
-            entropy = [_root(self.seed, purpose), *(i + 1 for i in ids)]
+            # the entropy has no negative numbers, and an ID may be -1
+            entropy = [_root(self.seed, purpose), *(number + 1 for number in ids)]
             return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
         except (TypeError, ValueError, SimulationError):
             raise SimulationError(

@@ -24,8 +24,8 @@ def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
         keywords (``**``).
     """
     parameters = list(inspect.signature(call, eval_str=True).parameters.values())
-    is_open = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    if is_open:
+    takes_any_keyword = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    if takes_any_keyword:
         parameters.pop()
     fields = {}
     for parameter in parameters[1:]:
@@ -34,7 +34,7 @@ def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
         has_default = parameter.default is not parameter.empty
         default = parameter.default if has_default else ...
         fields[parameter.name] = (annotation, default)
-    return fields, is_open
+    return fields, takes_any_keyword
 
 
 @cache

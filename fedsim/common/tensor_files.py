@@ -142,7 +142,8 @@ def _header(order: list[str], tensors: Mapping[str, AnyTensor]) -> bytes:
             "data_offsets": [begin, end],
         }
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)  # up to the next multiple
+    padding = -len(text) % _ALIGNMENT  # up to the next multiple
+    text += b" " * padding
     if len(text) > _LONGEST_HEADER:
         raise ValueError(
             f"a file of {len(order)} tensors has a table of {len(text)} bytes; the format allows "
@@ -232,7 +233,8 @@ def open_tensors(path: Path, *, hashed: bool = False) -> TensorFile:
     table = json.loads(_read_bytes(file.descriptor, _LENGTH_BYTES, length))
     table.pop("__metadata__", None)
     tensors: dict[str, StoredTensor] = {}
-    for name, dtype, shape, offset in _entries(table, _LENGTH_BYTES + length, size):
+    table_end = _LENGTH_BYTES + length
+    for name, dtype, shape, offset in _entries(table, table_end, size):
         tensors[name] = _FileTensor(file, dtype, shape, offset)
     return TensorFile(tensors, sha256)
 
@@ -256,7 +258,8 @@ def _entries(
             shape = tuple(map(int, entry["shape"]))
             begin, end = map(int, entry["data_offsets"])
             is_within = 0 <= begin <= end <= size - start
-            if min(shape, default=0) < 0 or not is_within:
+            has_negative_length = min(shape, default=0) < 0
+            if has_negative_length or not is_within:
                 raise ValueError(f"the tensor {name!r} lies outside of the file")
             if end - begin != dtype.itemsize * math.prod(shape):
                 raise ValueError(f"the tensor {name!r} has another size than its shape")

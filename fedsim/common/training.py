@@ -81,6 +81,7 @@ def complement(places: Places, size: int) -> Places:
         places: the ranges to leave out, ascending.
         size: count of parameters in the model.
     """
+    # the gaps before, between and after the ranges; ``places_of`` leaves out empty ones
     begins = [0, *(end for _, end in places)]
     ends = [*(begin for begin, _ in places), size]
     return places_of(zip(begins, ends, strict=True))
@@ -145,9 +146,10 @@ class Batching:
         """
         if self.last != "drop":
             return samples
-        # a factor instead of a branch, as ``samples`` may be an array; an only batch is kept
+        in_last_batch = samples % self.size
+        # an only batch is kept; a factor instead of a branch, as ``samples`` may be an array
         has_full_batch = samples >= self.size
-        return samples - samples % self.size * has_full_batch
+        return samples - in_last_batch * has_full_batch
 
     def samples_in(self, steps: int, samples: int) -> int:
         """Return how many samples ``steps`` SGD steps process, on all batches in turn.
@@ -513,7 +515,7 @@ class Training:
         amount = self.amount
         if isinstance(amount, LocalEpochs) or not samples:
             return batching.taken(samples)
-        if amount.only_batch is not None:
+        if amount.only_batch is not None:  # all steps are on one batch
             return amount.count * min(batching.size, samples)
         return batching.samples_in(amount.count, samples)
 

@@ -105,9 +105,10 @@ class Quantity:
         value = 0.0
         if self.zero or text != 0:  # a bare 0 that is not allowed is refused as out of bounds
             value = self._parse(text)
-        is_zero = self.zero and value == 0
-        is_infinite = self.infinite and "inf" in str(text)
-        if is_zero or is_infinite or self.least <= value <= self.most:
+        is_allowed_zero = self.zero and value == 0
+        is_allowed_infinity = self.infinite and "inf" in str(text)
+        is_within = self.least <= value <= self.most
+        if is_allowed_zero or is_allowed_infinity or is_within:
             return value
         base = self._base
         allowed = f"{self.least:g} {base} to {self.most:g} {base}"
@@ -126,15 +127,15 @@ class Quantity:
             raise _quantity_error(
                 "{what} needs its unit: {allowed}", what=self.what, allowed=allowed
             )
-        match = _QUANTITY.fullmatch(text)
-        forms = self._forms
-        if match is None or match[2] not in forms:
+        match = _QUANTITY.fullmatch(text)  # a number and a unit
+        units = self._forms  # spelling -> unit
+        if match is None or match[2] not in units:
             hint = self._hint_at_unit(match[2]) if match else ""
             raise _quantity_error(
                 "{what} is {allowed}{hint}", what=self.what, allowed=allowed, hint=hint
             )
         number, spelling = match.groups()
-        value = float(number) * self.units[forms[spelling]]
+        value = float(number) * self.units[units[spelling]]
         if math.isnan(value) or value < 0:
             raise _quantity_error("{what} cannot be negative", what=self.what)
         return value
@@ -162,13 +163,14 @@ class Quantity:
         Returns:
             The hint, as ``" (did you mean 'Mbit/s'?)"``; empty if no unit is near.
         """
-        spelled = _BPS.sub(_spell_bps, unit)
-        lower = spelled.lower()
+        full_name = _BPS.sub(_spell_bps, unit)  # "Mbit/s" instead of "Mbps"
+        lower = full_name.lower()
+        has_bytes = "B" in full_name  # else bits
         same_letters = [option for option in self.units if option.lower() == lower]
-        same_case = [option for option in same_letters if ("B" in option) == ("B" in spelled)]
+        same_case = [option for option in same_letters if ("B" in option) == has_bytes]
         prefixes = [option for option in self.units if lower.startswith(option)]
         prefixes.sort(key=len, reverse=True)
-        candidates = same_case or same_letters or prefixes
+        candidates = same_case or same_letters or prefixes  # the most similar units first
         if not candidates:
             return nearest(unit, self.units)
         return f" (did you mean {candidates[0]!r}?)"
@@ -181,9 +183,9 @@ class Quantity:
         exact_texts: list[tuple[int, float, str]] = []
         for unit, factor in self.units.items():
             number = f"{value / factor:.12g}"
-            is_shown = unit in self.shown or not self.shown or factor == 1.0
+            is_written = unit in self.shown or not self.shown or factor == 1.0
             is_exact = value < math.inf and float(number) * factor == value
-            if is_shown and is_exact and value >= factor:
+            if is_written and is_exact and value >= factor:
                 # sorted by count of digits, then by the unit, the largest first
                 exact_texts.append((len(number), -factor, f"{number} {unit}"))
         if exact_texts:
@@ -308,8 +310,8 @@ def unit_factor(unit: str, kind: object) -> float:
         >>> unit_factor("Mbit/s", BytesPerSecond)
         125000.0
     """
-    quantity: Quantity = get_args(kind)[1]
-    forms = quantity._forms
+    quantity: Quantity = get_args(kind)[1]  # ``kind`` is ``Annotated[float, quantity]``
+    forms = quantity._forms  # spelling -> unit
     if unit not in forms:
         hint = quantity._hint_at_unit(unit)
         raise ValueError(
@@ -329,6 +331,7 @@ def show_seconds(value: float) -> str:
     """Format a time (s) for people, rounded: ``"1 h 02 min"``, ``"12.3 s"``."""
     if value < _LEAST_MINUTE_S:
         return f"{value:.3g} s"
+    # rounded to the smaller unit of each form
     seconds = int(value + 0.5)
     minutes = int(value / 60 + 0.5)
     hours = int(value / 3600 + 0.5)
@@ -398,10 +401,11 @@ def show_share(share: float, decimals: int = 0) -> str:
         decimals: count of decimals.
     """
     text = f"{share:.{decimals}%}"
-    step = 10.0**-decimals
-    if 0 < share < 1:
-        if text == f"{0:.{decimals}%}":
-            return f"under {step:.{decimals}f}%"
-        if text == f"{1:.{decimals}%}":
-            return f"over {100 - step:.{decimals}f}%"
+    step = 10.0**-decimals  # the last decimal, in percent
+    is_rounded_to_0 = share > 0 and text == f"{0:.{decimals}%}"
+    if is_rounded_to_0:
+        return f"under {step:.{decimals}f}%"
+    is_rounded_to_1 = share < 1 and text == f"{1:.{decimals}%}"
+    if is_rounded_to_1:
+        return f"over {100 - step:.{decimals}f}%"
     return text

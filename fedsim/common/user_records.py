@@ -115,21 +115,27 @@ def check_fields(
     """
     for name in fields.keys() & _COLUMNS:
         value = fields[name]
-        if value is None or (name in _WHOLE_COLUMNS and is_index(value)):
+        if value is None:
             continue
-        if name in _WHOLE_COLUMNS and is_index(plain(value)):
-            fields = {**fields, name: plain(value)}
-            continue
-        if name in _WHOLE_COLUMNS or not TEXT.fits(None, value):
+        if name not in _WHOLE_COLUMNS:
+            is_allowed = TEXT.fits(None, value)
+        else:
+            is_allowed = is_index(value)
+            if not is_allowed and is_index(plain(value)):  # an integer of numpy
+                fields = {**fields, name: plain(value)}
+                continue
+        if not is_allowed:
             raise field_error(method, kind, name, value, _allowed_in(name, devices))
     device = fields.get("device")
     if devices is not None and isinstance(device, int) and device >= devices:
         raise field_error(method, kind, "device", device, _allowed_in("device", devices))
+    # most records: known to be JSON without encoding
     if False not in [is_simple(value, finite=finite) for value in fields.values()]:
         return fields
+    encode = _ENCODE_FINITE if finite else _ENCODE
     try:
-        (_ENCODE_FINITE if finite else _ENCODE)(fields)
-    except _ENCODING_ERRORS:
+        encode(fields)
+    except _ENCODING_ERRORS:  # for numbers of numpy, or for a wrong field
         return {
             name: _plain_json(method, kind, name, value, finite=finite)
             for name, value in fields.items()
@@ -153,6 +159,7 @@ def is_simple(value: object, *, finite: bool) -> bool:
         entries = cast(list[object], value)
         if len(entries) > _MOST_ENTRIES:
             return False
+        # a list in a list is encoded
         return False not in [
             type(entry) is not list and is_simple(entry, finite=finite) for entry in entries
         ]
@@ -198,10 +205,10 @@ def _plain_json(method: str, kind: str, name: str, value: object, *, finite: boo
         converted = plain(value)
         encode(converted)
     except _ENCODING_ERRORS:
-        part = _find_wrong_part(value, encode)
+        wrong_part = _find_wrong_part(value, encode)
     else:
         return converted
-    within = "" if part is value else f", with {show_value(part)} in it"
+    within = "" if wrong_part is value else f", with {show_value(wrong_part)} in it"
     allowed = _FINITE_JSON if finite else _JSON
     raise SimulationError(
         f"{method}: {name} of the record {kind!r} is {show_value(value)}{within}; allowed is "
@@ -216,12 +223,13 @@ def _find_wrong_part(value: object, encode: Callable[[object], str]) -> object:
         value: a value that is not JSON.
         encode: function that encodes JSON, and raises an error for anything else.
     """
+    part = value
     for _ in range(_MOST_LEVELS):
-        wrong = _find_wrong_entry(value, encode)
-        if wrong is None:
+        wrong_entry = _find_wrong_entry(part, encode)
+        if wrong_entry is None:
             break
-        value = wrong
-    return value
+        part = wrong_entry
+    return part
 
 
 def _find_wrong_entry(value: object, encode: Callable[[object], str]) -> object:

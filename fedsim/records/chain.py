@@ -50,15 +50,15 @@ class EventChain:
         Args:
             rows: rows of ``events.parquet`` in their order.
         """
-        waiting = self._rows
-        before = len(waiting)
+        waiting = self._rows  # rows of the incomplete block
+        previous_count = len(waiting)
         waiting.extend(rows)
-        self.count += len(waiting) - before
-        whole = len(waiting) - len(waiting) % ROWS_A_BLOCK
-        for begin in range(0, whole, ROWS_A_BLOCK):
+        self.count += len(waiting) - previous_count
+        rows_in_blocks = len(waiting) - len(waiting) % ROWS_A_BLOCK
+        for begin in range(0, rows_in_blocks, ROWS_A_BLOCK):
             block = waiting[begin : begin + ROWS_A_BLOCK]
             self._state = _hash_block(self._state, block)
-        self._rows = waiting[whole:]
+        self._rows = waiting[rows_in_blocks:]
 
     def hexdigest(self) -> str:
         """Return the fingerprint of the rows so far; an empty string if there are no rows."""

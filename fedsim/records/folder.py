@@ -65,10 +65,10 @@ def refuse_unusable(path: Path) -> None:
         ) from None
     _refuse_content(path)
     refuse_within_run(path)
-    parent = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise RunFolderError(
-            f"--out {str(path)!r} cannot be made: {str(parent)!r} is not a folder that you may "
+            f"--out {str(path)!r} cannot be made: {str(existing)!r} is not a folder that you may "
             "write to"
         )
 
@@ -83,8 +83,9 @@ def _refuse_content(path: Path) -> None:
         )
     if holds_nothing(path):
         return
+    has_unfinished_run = any(path.glob("checkpoint/*")) and summarised_status(path) != "done"
     content = "files;"
-    if any(path.glob("checkpoint/*")) and summarised_status(path) != "done":
+    if has_unfinished_run:
         content = "an unfinished run; --resume goes on with it; or"
     raise RunFolderError(
         f"--out {str(path)!r} already holds {content} give a new folder, or remove it first"
@@ -97,7 +98,10 @@ def refuse_within_run(path: Path) -> None:
     Nothing may be added to the files of a run folder.
     """
     for folder in (path.resolve(), *path.resolve().parents):
-        summaries = (folder / SUMMARY, folder / live.LIVE / SUMMARY)
+        summaries = (
+            folder / SUMMARY,
+            folder / live.LIVE / SUMMARY,
+        )  # of a run that has ended or not
         if (folder / SCENARIO).is_file() and any(file.is_file() for file in summaries):
             raise RunFolderError(
                 f"--out {str(path)!r} lies in the run folder {folder.name!r}; give a place "
@@ -188,10 +192,15 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
     """
     tables = (EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, TRACES, TRACED_LINKS)
     names = (SUMMARY, *tables, MODELS, BEST, NETWORK, *more)
-    newer = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
-    live.remove(path)
+    final_files = [path / name for name in names]
+    newer_parts = []
+    for file in path.glob("*.part-*"):
+        if _is_part(file.name) and file not in parts:
+            newer_parts.append(file)
     # ``rglob`` follows no symbolic link, so that only files within the run folder are removed
-    for outdated in (*(path / name for name in names), *newer, *path.rglob("*" + WRITING)):
+    unfinished_files = path.rglob("*" + WRITING)
+    live.remove(path)
+    for outdated in (*final_files, *newer_parts, *unfinished_files):
         if outdated.is_dir() and not outdated.is_symlink():
             shutil.rmtree(outdated)
         else:
@@ -276,8 +285,9 @@ def changes(folder: Path) -> Iterator[str]:
         written = read_bytes(folder / SUMMARY)
         summary = read_json(folder / SUMMARY)
         is_intact = written == summary_text(summary).encode()
-        has_no_seal = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
-        if is_intact and not has_no_seal:
+        # the seal is the checksum of the other entries, which the first version did not write
+        is_before_seals = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
+        if is_intact and not is_before_seals:
             is_intact = summary[SEAL] == _seal(summary)
         expected = dict(summary["files_sha256"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -40,12 +40,13 @@ def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
     Returns:
         Purpose -> delivered bytes.
     """
-    shares: dict[str, float] = {}
+    by_purpose: dict[str, float] = {}
+    rest = delivered
     for purpose, size in payloads:
-        part = min(size, delivered)
-        shares[purpose] = shares.get(purpose, 0.0) + part
-        delivered -= part
-    return shares
+        arrived = min(size, rest)
+        by_purpose[purpose] = by_purpose.get(purpose, 0.0) + arrived
+        rest -= arrived
+    return by_purpose
 
 
 def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
@@ -56,9 +57,10 @@ def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
         preset: ``strict`` counts all bytes. ``paper`` leaves out the purposes in ``NOT_IN_PAPER``,
             such as initial models and tests, as the FlexCFL paper does.
     """
+    # sorted, because the sum of floats depends on their order
     return sum(
-        part
-        for purpose, part in sorted(by_purpose.items())
+        size
+        for purpose, size in sorted(by_purpose.items())
         if preset == "strict" or purpose not in NOT_IN_PAPER
     )
 
@@ -87,13 +89,13 @@ def show_peer(moved: Mapping[str, Any]) -> list[str]:
     if "peer" not in moved:
         return []
     of_processes = moved["by_purpose"].get(PROCESS, 0.0)
-    between = moved["peer"] - of_processes
-    words = []
-    if between > 0 or not of_processes:
-        words.append(f"{show_bytes(between)} between devices")
+    between_devices = moved["peer"] - of_processes
+    texts = []
+    if between_devices > 0 or not of_processes:
+        texts.append(f"{show_bytes(between_devices)} between devices")
     if of_processes:
-        words.append(f"{show_bytes(of_processes)} of processes")
-    return words
+        texts.append(f"{show_bytes(of_processes)} of processes")
+    return texts
 
 
 def has_no_server(moved: Mapping[str, Any]) -> bool:
@@ -172,13 +174,12 @@ class Ledger:
             self.up += delivered
         else:
             self.peer += delivered
-        shares = (
-            {payloads[0][0]: delivered}
-            if len(payloads) == 1
-            else split_by_purpose(payloads, delivered)
-        )
-        for purpose, part in shares.items():
-            self.by_purpose[purpose] = self.by_purpose.get(purpose, 0.0) + part
+        if len(payloads) == 1:  # most messages
+            purpose, _ = payloads[0]
+            self.by_purpose[purpose] = self.by_purpose.get(purpose, 0.0) + delivered
+        else:
+            for purpose, size in split_by_purpose(payloads, delivered).items():
+                self.by_purpose[purpose] = self.by_purpose.get(purpose, 0.0) + size
         if task is not None:
             self._by_task[task] = self._by_task.get(task, 0.0) + delivered
 
@@ -211,12 +212,12 @@ class Ledger:
             task: ID of the task, a device's work for a request of the server.
             outcome: how the task ended, such as ``done`` or ``late``.
         """
-        moved = self._by_task.pop(task, 0.0)
-        idle = self._idle.pop(task, False)
-        if outcome != "done" or idle:
+        moved = self._by_task.pop(task, 0.0)  # bytes
+        has_no_epoch = self._idle.pop(task, False)
+        if outcome != "done" or has_no_epoch:
             self.wasted += moved
             self._at_edges.pop(task, None)
-        elif task in self._at_edges:
+        elif task in self._at_edges:  # its answer may still be lost with the edge server
             self._at_edges[task] = moved
 
     def count_as_wasted(self, tasks: Sequence[int]) -> None:
@@ -270,11 +271,10 @@ class Ledger:
         ``peer`` is missing if it is 0. ``paper`` is the sum of the bytes that the FlexCFL paper
         counts (``sum_view``).
         """
-        return {
-            "down": self.down,
-            "up": self.up,
-            **({"peer": self.peer} if self.peer else {}),
-            "wasted": self.wasted,
-            "by_purpose": dict(sorted(self.by_purpose.items())),
-            "paper": sum_view(self.by_purpose, "paper"),
-        }
+        entry: dict[str, object] = {"down": self.down, "up": self.up}
+        if self.peer:
+            entry["peer"] = self.peer
+        entry["wasted"] = self.wasted
+        entry["by_purpose"] = dict(sorted(self.by_purpose.items()))
+        entry["paper"] = sum_view(self.by_purpose, "paper")
+        return entry

@@ -48,8 +48,8 @@ class Live:
         self._out = out
         self._write = write
         self._every_s = every_s
-        self._next = time.monotonic() + every_s
-        self._asked = False
+        self._next = time.monotonic() + every_s  # real time from which the next copy is due (s)
+        self._is_requested = False  # whether a copy will be made after the present time's events
 
     def watch(self, _: "Record") -> None:
         """Request a new copy after all events of the present time, if the last copy is old enough.
@@ -57,23 +57,26 @@ class Live:
         Args:
             _: the record that was just emitted; not used.
         """
-        if not self._asked and time.monotonic() >= self._next:
-            self._asked = True
+        if not self._is_requested and time.monotonic() >= self._next:
+            self._is_requested = True
             self._simulation.between_instants(self._copy)
 
     def _copy(self) -> None:
+        """Write a new copy of the tables and the summary, and put it in place of the last one."""
         begun = time.monotonic()
         copy, former = (self._out / name for name in _UNFINISHED)
-        for leftover in (copy, former):
+        for leftover in (copy, former):  # of a run that was killed
             shutil.rmtree(leftover, ignore_errors=True)
         copy.mkdir()
         self._write(copy)
-        if (self._out / LIVE).exists():
-            (self._out / LIVE).rename(former)
-        copy.rename(self._out / LIVE)
+        current = self._out / LIVE
+        if current.exists():
+            current.rename(former)
+        copy.rename(current)
         shutil.rmtree(former, ignore_errors=True)
-        self._next = time.monotonic() + max(self._every_s, _SHARE * (time.monotonic() - begun))
-        self._asked = False
+        took_s = time.monotonic() - begun
+        self._next = time.monotonic() + max(self._every_s, _SHARE * took_s)
+        self._is_requested = False
 
 
 def remove(run: Path) -> None:

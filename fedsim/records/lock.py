@@ -71,7 +71,7 @@ def _try_lock(path: Path) -> int | None:
             return None
         except OSError:  # a file system without locks
             pass
-        if os.fstat(descriptor).st_nlink:
+        if os.fstat(descriptor).st_nlink:  # the file still has its name
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
             return descriptor

@@ -24,19 +24,20 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     accuracy = summary["accuracy"]
     moved = summary["bytes"]
     moment = "at the end" if summary["status"] == "done" else "so far"
-    best = "none"
+    accuracy_text = "none"
     if accuracy["best"] is not None:
-        best = f"{accuracy['final']:.4f} {moment}, {accuracy['best']:.4f} at best"
+        accuracy_text = f"{accuracy['final']:.4f} {moment}, {accuracy['best']:.4f} at best"
+    best_values = {}
+    for name, metric in summary.get("metrics", {}).items():
+        best_values[name] = f"{metric['best']} at best"
     return {
         "scenario": str(summary["name"]),
         "strategy": strategy_of(summary),
         "seed": str(summary["seed"]),
         "status": f"{summary['status']} ({stopped_in_words(summary)})",
         f"{round_word(summary)}s": str(summary["rounds"]),
-        "accuracy": best,
-        **{
-            name: f"{metric['best']} at best" for name, metric in summary.get("metrics", {}).items()
-        },
+        "accuracy": accuracy_text,
+        **best_values,
         "simulated time": show_seconds(summary["simulated_s"]),
         "moved": f"{show_bytes(total(moved))}, {show_bytes(moved['wasted'])} of it wasted",
     }

@@ -41,18 +41,20 @@ class TableWriter:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._path = path
         self._schema = schema
-        names = [field.name for field in schema if pa.types.is_dictionary(field.type)]
-        self._names = frozenset(names)
-        # Only names get a dictionary: other values rarely repeat within a row group, and take less
-        # time and less space without one.
-        self._options = {"compression": "zstd", "use_dictionary": names or False}
-        self._plain = pa.schema(
-            [(field.name, pa.string() if field.name in names else field.type) for field in schema]
-        )
+        # Only columns of names get a dictionary: other values rarely repeat within a row group, and
+        # take less time and less space without one.
+        name_columns = [field.name for field in schema if pa.types.is_dictionary(field.type)]
+        self._name_columns = frozenset(name_columns)
+        self._options = {"compression": "zstd", "use_dictionary": name_columns or False}
+        plain_columns = []
+        for field in schema:
+            is_name = field.name in name_columns
+            plain_columns.append((field.name, pa.string() if is_name else field.type))
+        self._plain = pa.schema(plain_columns)  # the schema without dictionaries
         # ``pa.Schema.empty_table`` would load pandas, which takes long
         self._empty_table = pa.Table.from_batches([], schema=self._plain)
-        self._rows: list[tuple[object, ...]] = []
-        self._packed = self._empty_table
+        self._rows: list[tuple[object, ...]] = []  # the newest rows
+        self._packed = self._empty_table  # rows before them, as columns; in no part yet
         self._parts: dict[Path, str] = {}  # part -> sha256
 
     def extend(self, rows: Sequence[tuple[object, ...]]) -> None:
@@ -87,7 +89,9 @@ class TableWriter:
         Raises:
             CheckpointError: a file is missing, or its sha256 differs.
         """
-        self._parts = {self._part(number): sha256 for number, sha256 in enumerate(fingerprints)}
+        self._parts = {}
+        for number, sha256 in enumerate(fingerprints):
+            self._parts[self._part(number)] = sha256
         for part, sha256 in self._parts.items():
             problem = ""
             if not part.is_file():
@@ -113,10 +117,10 @@ class TableWriter:
             replacing(path) as beside,
             pq.ParquetWriter(beside, self._schema, **self._options) as writer,
         ):
-            waiting = self._empty_table
+            waiting = self._empty_table  # rows that do not fill a row group yet
             # ``ParquetFile`` is several times as fast as ``read_table`` for one small file.
-            written = (pq.ParquetFile(require_regular(part)).read() for part in self._parts)
-            for table in chain(written, [self._packed]):
+            part_tables = (pq.ParquetFile(require_regular(part)).read() for part in self._parts)
+            for table in chain(part_tables, [self._packed]):
                 waiting = pa.concat_tables([waiting, table])
                 while len(waiting) >= _ROWS_A_PART:
                     writer.write_table(self._encode_names(waiting.slice(0, _ROWS_A_PART)))
@@ -130,13 +134,14 @@ class TableWriter:
         """Convert the collected rows to columns, and write a part file if there are enough rows."""
         if self._rows:
             columns = zip(*self._rows, strict=True)
-            arrays = [
-                names_column(values) if field.name in self._names else column(values, field.type)
-                for values, field in zip(columns, self._plain, strict=True)
-            ]
-            self._packed = pa.concat_tables(
-                [self._packed, pa.Table.from_arrays(arrays, schema=self._plain)]
-            )
+            arrays = []
+            for values, field in zip(columns, self._plain, strict=True):
+                if field.name in self._name_columns:
+                    arrays.append(names_column(values))
+                else:
+                    arrays.append(column(values, field.type))
+            table = pa.Table.from_arrays(arrays, schema=self._plain)
+            self._packed = pa.concat_tables([self._packed, table])
             self._rows = []
         if len(self._packed) >= _ROWS_A_PART:
             self._write_part()
@@ -159,10 +164,9 @@ class TableWriter:
         columns = []
         for cells, field in zip(table.combine_chunks().columns, self._schema, strict=True):
             if pa.types.is_dictionary(field.type):
-                names = cells.combine_chunks().dictionary_encode()
-                cells = pa.DictionaryArray.from_arrays(
-                    names.indices.cast(field.type.index_type), names.dictionary
-                )
+                encoded = cells.combine_chunks().dictionary_encode()
+                indices = encoded.indices.cast(field.type.index_type)
+                cells = pa.DictionaryArray.from_arrays(indices, encoded.dictionary)
             columns.append(cells)
         return pa.Table.from_arrays(columns, schema=self._schema)
 
@@ -175,11 +179,10 @@ def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> N
         columns: columns by name, with one entry per device.
         meters: objects that count quantities such as energy; they add their own columns.
     """
-    own = [column for column in OWN_TRAINING.values() if column.name in columns]
-    schema = with_columns(DEVICES, [*own, *meters.columns("device")])
-    write_columns(
-        folder / files.DEVICES, {**columns, **meters.of_devices(columns["device"])}, schema
-    )
+    local_columns = [column for column in OWN_TRAINING.values() if column.name in columns]
+    schema = with_columns(DEVICES, [*local_columns, *meters.columns("device")])
+    all_columns = {**columns, **meters.of_devices(columns["device"])}
+    write_columns(folder / files.DEVICES, all_columns, schema)
 
 
 def write_meters(folder: Path, meters: Meters) -> None:
@@ -208,12 +211,15 @@ def write_columns(path: Path, columns: Mapping[str, Any], schema: pa.Schema) -> 
         schema: columns of the table.
     """
     rows = len(columns[schema.names[0]])
-    empty = [None] * rows
+    empty_cells = [None] * rows
     with (
         replacing(path) as beside,
         pq.ParquetWriter(beside, schema, compression="zstd", use_dictionary=False) as writer,
     ):
-        for begin in range(0, max(rows, 1), _ROWS_AT_ONCE):
-            piece = slice(begin, begin + _ROWS_AT_ONCE)
-            arrays = [column(columns.get(field.name, empty)[piece], field.type) for field in schema]
+        for begin in range(0, max(rows, 1), _ROWS_AT_ONCE):  # once if there are no rows
+            row_group = slice(begin, begin + _ROWS_AT_ONCE)
+            arrays = []
+            for field in schema:
+                values = columns.get(field.name, empty_cells)
+                arrays.append(column(values[row_group], field.type))
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))

@@ -91,23 +91,21 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
     except (FedsimError, MemoryError, BrokenPipeError):
         raise
     except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
         for path in paths:
-            for run in sorted(path.glob("runs/*/seed-*")) or [path]:
-                if change := next(files.changes(run), None):
-                    reason = f"{change} ({type(error).__name__}: {error})"
+            for run in sorted(path.glob("runs/*/seed-*")) or [path]:  # runs of a study, or the run
+                change = next(files.changes(run), None)
+                if change is not None:
                     raise RunFolderError(
-                        f"{str(run)!r} cannot be made sense of: {reason}"
+                        f"{str(run)!r} cannot be made sense of: {change} ({cause})"
                     ) from error
-        if isinstance(error, _VALUE_ERRORS):
-            names = ", ".join(repr(str(path)) for path in paths)
-            hint = (
-                "'fedsim audit' says whether its figures fit together; if they do, please report "
-                "this"
-            )
-            raise RunFolderError(
-                f"{names} cannot be made sense of: {type(error).__name__}: {error}; {hint}"
-            ) from error
-        raise
+        if not isinstance(error, _VALUE_ERRORS):
+            raise
+        names = ", ".join(repr(str(path)) for path in paths)
+        raise RunFolderError(
+            f"{names} cannot be made sense of: {cause}; 'fedsim audit' says whether its figures "
+            "fit together; if they do, please report this"
+        ) from error
 
 
 _LARGEST = dict.fromkeys(("time", "start", "end"), CLOCK_END_S)
@@ -128,7 +126,7 @@ def _check_magnitudes(table: pa.Table) -> None:
     """
     for name, column in zip(table.column_names, table.columns, strict=True):
         largest = _LARGEST.get(name)
-        if largest is None or not pa.types.is_floating(column.type):
+        if largest is None or not pa.types.is_floating(column.type):  # any value may occur
             continue
         values = column.drop_null()
         # NaN counts as impossible, because both comparisons are False for NaN
@@ -158,7 +156,8 @@ def _types_of(name: str, stored: pa.Schema) -> dict[str, pa.DataType]:
     """
     types = dict(zip(stored.names, stored.types, strict=True))
     for field in _SCHEMAS.get(name, ()):
-        if field.name not in types and field.name not in schema.LATER:
+        may_be_missing = field.name in schema.LATER  # older versions did not write it
+        if field.name not in types and not may_be_missing:
             raise KeyError(f"it has no column {field.name}")
         stored_type = types.get(field.name, field.type)
         if not _can_be_read_as(stored_type, field.type):
@@ -190,12 +189,13 @@ def _read_columns(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
         columns: names of the columns.
     """
     stored = file.schema_arrow.names
+    # missing column -> stored column that is read instead; None if there is none
     equivalents: dict[str, str | None] = {}
     for name in columns:
         if name not in stored and name in schema.LATER:
             equivalents[name] = schema.LATER[name]
-    sources = [equivalents.get(name, name) for name in columns]
-    table = file.read(list(dict.fromkeys(name for name in sources if name is not None)))
+    sources = dict.fromkeys(equivalents.get(name, name) for name in columns)
+    table = file.read([name for name in sources if name is not None])
     for name, equivalent in equivalents.items():
         has_values = equivalent in table.column_names
         values = table[equivalent] if has_values else pa.nulls(len(table))
@@ -324,8 +324,7 @@ class RunFolder:
         # ``pq.read_table`` is half as fast on small files.
         with self._reading(name), pq.ParquetFile(require_regular(self._tables / name)) as file:
             types = _types_of(name, file.schema_arrow)
-            selection = [*types] if columns is None else columns
-            table = _read_columns(file, selection)
+            table = _read_columns(file, [*types] if columns is None else columns)
             _check_magnitudes(table)
             fields = [field.with_type(types[field.name]) for field in table.schema]
             return table.cast(pa.schema(fields, table.schema.metadata))
@@ -360,7 +359,9 @@ class RunFolder:
             RecursionError,
             pa.ArrowException,
         ) as error:
-            text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+            text = str(error)
+            if isinstance(error, KeyError) and error.args:  # whose text is in quotes
+                text = str(error.args[0])
             reason = text.splitlines()[0] if text else type(error).__name__
             raise RunFolderError(
                 f"{name} of {str(self.path)!r} is missing or damaged: {reason}"
@@ -392,7 +393,8 @@ class RunFolder:
         table = self.table(files.EVENTS)
         is_of_kinds = pc.is_in(table["kind"].cast(pa.string()), value_set=pa.array(kinds))
         events = table.select(columns).filter(is_of_kinds)
-        return zip(*map(as_list, events.columns), strict=True)
+        values_by_column = map(as_list, events.columns)
+        return zip(*values_by_column, strict=True)
 
     @cached_property
     def transfers(self) -> Records:
