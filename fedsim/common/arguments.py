@@ -171,7 +171,8 @@ def number(
     def fits(_: object, value: object) -> bool:
         if not isinstance(value, _PLAIN_NUMBERS) or not is_number(value):
             return False
-        is_within = above <= value and least <= value and (value != above or above == -math.inf)
+        exceeds_bound = above == -math.inf or value > above
+        is_within = exceeds_bound and value >= least  # False for NaN
         return is_within and (infinite or math.isfinite(value))
 
     return ArgumentRule(fits, words)
@@ -291,11 +292,12 @@ def takes(
             for fits, value in zip(fits_at, arguments):  # noqa: B905 - ``strict`` takes time
                 if fits is not None and not fits(owner, value):
                     break
-            else:
+            else:  # all arguments with a position are allowed as they are
                 if has_only_positions and not options:
                     return call(*arguments)
                 if checker.allows_rest(arguments, options):
                     return call(*arguments, **options)
+            # a number of numpy, or a wrong argument
             converted, named = checker.convert(arguments, options)
             return call(*converted, **named)
 
@@ -368,13 +370,15 @@ class _Checker:
             SimulationError: an argument is not allowed.
         """
         owner = arguments[0]
-        names = [*self._names, *[self._rest] * (len(arguments) - len(self._names))]
         converted = []
-        for name, value in zip(names, arguments, strict=False):
+        for position, value in enumerate(arguments):
+            name = self._rest  # of the arguments that ``*ids`` collects
+            if position < len(self._names):
+                name = self._names[position]
             converted.append(self._convert(owner, name, name, value))
         named = {}
         for name, value in options.items():
-            parameter = name if name in self._rules else self._others
+            parameter = name if name in self._rules else self._others  # ``**counts``
             named[name] = self._convert(owner, parameter, name, value)
         return converted, named
 

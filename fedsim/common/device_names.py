@@ -52,7 +52,8 @@ def number_devices(names: Iterable[str], devices: int) -> dict[str, int] | str:
         return {name: int(name) for name in distinct}
     if "0" in distinct or len(distinct) != devices:
         return no_indices[0]
-    return {name: number for number, name in enumerate(sorted(distinct, key=natural_key))}
+    in_order = sorted(distinct, key=natural_key)
+    return {name: index for index, name in enumerate(in_order)}
 
 
 def _is_index(name: str, devices: int) -> bool:

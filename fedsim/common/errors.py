@@ -125,7 +125,7 @@ def _full_disk(error: Exception, folder: Path | None) -> str:
     name = getattr(error, "filename", None)
     # the file that could not be written may be a temporary one, on another disk than ``folder``
     full_folder = folder if name is None else Path(os.fsdecode(name)).parent
-    output = folder or full_folder  # folder of the run, if there is a run
+    output = folder or full_folder  # where a run may have saved checkpoints
     disk = "the disk"
     advice = "try again"
     if full_folder is not None:

@@ -176,7 +176,7 @@ def _retyped_keys(spec: type) -> Iterator[tuple[str, object, object]]:
     fedsim_spec = next(parent for parent in spec.__mro__ if _is_fedsims(parent))
     for name, inherited in getattr(fedsim_spec, "model_fields", {}).items():
         own_type = spec.model_fields[name].annotation
-        is_dropped = own_type is NoneType
+        is_dropped = own_type is NoneType  # the user's table does not have the key
         if name == "kind" or is_dropped:
             continue
         if not _is_narrower(own_type, inherited.annotation):
@@ -190,20 +190,20 @@ def _is_narrower(own: object, inherited: object) -> bool:
     """
     if own == inherited or inherited is Any:
         return True
-    inherited_parts = _parts_of(inherited)
+    inherited_members = _members_of(inherited)
 
-    def is_in_union(part: object) -> bool:
-        return any(_is_narrower_part(part, inherited_part) for inherited_part in inherited_parts)
+    def is_allowed(member: object) -> bool:
+        return any(_is_narrower_member(member, allowed) for allowed in inherited_members)
 
-    return all(map(is_in_union, _parts_of(own)))
+    return all(map(is_allowed, _members_of(own)))
 
 
-def _parts_of(annotation: object) -> set[object]:
+def _members_of(annotation: object) -> set[object]:
     """Return the member types of a union, or the type itself if it is not a union."""
     return {*get_args(annotation)} if get_origin(annotation) in UNIONS else {annotation}
 
 
-def _is_narrower_part(own: object, inherited: object) -> bool:
+def _is_narrower_member(own: object, inherited: object) -> bool:
     """Whether every value of ``own`` is a value of ``inherited``; neither type is a union."""
     if own == inherited:
         return True

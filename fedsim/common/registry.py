@@ -96,7 +96,7 @@ class Registry:
             earlier_group = self.group.replace("_", "-")
             kinds |= entry_points_of(earlier_group)
             kinds |= entry_points_of(self.group)
-        for name, (source, _) in self.known.items():
+        for name, (source, _title) in self.known.items():  # no package replaces a built-in kind
             kinds[name] = source
         return kinds
 

@@ -300,7 +300,7 @@ def _hint_of(override: Override) -> object:
             hint = get_type_hints(function).get("return", Any)
         else:
             hint = get_type_hints(override.root_class).get(override.name, Any)
-    except NameError:  # imported for type checking alone
+    except NameError:  # the annotation names a class that is imported for type checking alone
         return Any
     if get_origin(hint) is ClassVar:
         hint = get_args(hint)[0]
@@ -338,8 +338,9 @@ class HookRule:
             key: key of the scenario that names the class.
         """
         function = function_of(override.root_attribute)
-        is_function = isinstance(function, FunctionType)
-        returns = _declared.get(function, _ANYTHING) if is_function else _ANYTHING
+        returns = _ANYTHING
+        if isinstance(function, FunctionType):
+            returns = _declared.get(function, _ANYTHING)
         place = home_of(function_of(override.own)) or home_of(owner)
         # a property or value describes a part, so its mistakes are mistakes of the scenario
         is_method = isinstance(override.own, FunctionType)

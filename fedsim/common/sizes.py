@@ -73,10 +73,10 @@ class LongTailSizes(Spec):
         Returns:
             Counts, int64 [devices].
         """
-        shares, lows, highs = zip(*_LONG_TAIL, strict=True)
-        edges = np.round(np.cumsum(shares) * devices).astype(np.int64)
-        tier_sizes = np.diff(edges, prepend=0)
-        tier_of_device = generator.permutation(np.repeat(np.arange(len(edges)), tier_sizes))
+        shares, lows, highs = zip(*_LONG_TAIL, strict=True)  # of each tier
+        tier_ends = np.round(np.cumsum(shares) * devices).astype(np.int64)
+        tier_sizes = np.diff(tier_ends, prepend=0)  # counts of devices
+        tier_of_device = generator.permutation(np.repeat(np.arange(len(shares)), tier_sizes))
         low = self._scale_bounds(lows)[tier_of_device]
         high = self._scale_bounds(highs)[tier_of_device]
         return np.asarray(generator.integers(low, high, endpoint=True))

@@ -429,7 +429,7 @@ class Training:
         if "epochs" in former:
             self.amount = LocalEpochs(former["epochs"])
         steps = former.get("steps")
-        only_batch = former.get("only_batch")
+        only_batch = former.get("only_batch")  # index of the one batch of all steps
         has_epochs_and_steps = steps is not None and self.epochs != 1
         has_batch_without_steps = steps is None and only_batch is not None
         if has_epochs_and_steps or has_batch_without_steps:
@@ -453,10 +453,14 @@ class Training:
             if name not in FIELDS_OF_TRAINING:
                 raise AttributeError(f"Training has no field {name}")
             warn_renamed(f"Training.{name}", FIELDS_OF_TRAINING[name])
-            steps = self.amount if isinstance(self.amount, LocalSteps) else None
+            steps = None
+            only_batch = None
+            if isinstance(self.amount, LocalSteps):
+                steps = self.amount.count
+                only_batch = self.amount.only_batch
             return {
-                "steps": steps and steps.count,
-                "only_batch": steps and steps.only_batch,
+                "steps": steps,
+                "only_batch": only_batch,
                 "full_batch": self.batch_size == ALL_SAMPLES,
                 "mu": self.proximal.mu,
                 "anchor": self.proximal.anchor,

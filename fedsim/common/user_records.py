@@ -78,8 +78,10 @@ def check_kind(method: str, kind: object, *, is_clock: bool = False) -> str:
     """
     if not isinstance(kind, str) or not NAME.fits(None, kind):
         raise refusal(method, "kind", kind, str(NAME.allowed))
-    source = None if is_clock else OWN_KINDS.get(kind)
-    if kind.startswith(OF_PROCESSES) and not is_clock:
+    if is_clock:
+        return kind
+    source = OWN_KINDS.get(kind)  # what adds records of this kind; None if it is not fedsim's
+    if kind.startswith(OF_PROCESSES):
         source = "World.emit adds them"
     if source is not None:
         raise SimulationError(

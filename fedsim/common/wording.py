@@ -37,6 +37,7 @@ def in_words(problem: ErrorDetails) -> str:
         case "bool_type":
             return "it must be true or false"
         case "list_type" | "tuple_type":
+            # the example is a list of the user's value, if that can be an entry
             entry = value
             if isinstance(value, dict):
                 entry = 10
@@ -157,16 +158,18 @@ def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
         sections: the scenario as nested tables.
     """
     keys: list[str] = []
-    value = sections
+    value = sections  # what the scenario has at these keys
     for depth, part in enumerate(location):
         if str(part).startswith(("~", "literal[")):
             continue  # pydantic's label of an alternative
-        is_last = depth == len(location) - 1
         has_key = isinstance(value, Mapping) and part in value
         has_position = isinstance(value, list) and isinstance(part, int)
         if has_key or has_position:
             value = value[part]
-        elif not (is_last and isinstance(value, Mapping | str)):
-            continue  # a key that the user's shorthand value leaves out
+        else:
+            is_last = depth == len(location) - 1
+            is_missing_key = is_last and isinstance(value, Mapping | str)
+            if not is_missing_key:
+                continue  # a key that the user's shorthand value leaves out
         keys.append(str(part))
     return ".".join(keys)
