@@ -120,7 +120,8 @@ class AnswerReader:
             contents: the answer's contents by name.
         """
         client = self._run.client_halves.of(task.device)
-        if type(client).reply is Client.reply:
+        has_default_reply = type(client).reply is Client.reply
+        if has_default_reply:
             missing = [name for name in _DEFAULT_CONTENTS if name not in contents]
             if missing:
                 raise PacketError(f"it has no content {' and no '.join(map(repr, missing))}")

@@ -51,7 +51,7 @@ def client_half(scenario: Path, device: int, pace: float, slept: str) -> DeviceH
             f"the run configuration has slept = {show_value(slept)}; allowed are "
             f"{' and '.join(SLEPT)}"
         )
-    key = (read_text(scenario), device, pace, slept)
+    key = (read_text(scenario), device, pace, slept)  # equal texts are one scenario
     if key not in _halves:
         loaded = load(scenario, allow_code=True)
         _halves[key] = DeviceHalf(loaded, device, pace, sleeps_links=slept == "all")
@@ -85,10 +85,11 @@ def client_app(scenario: Path) -> ClientApp:
         task = count_of(entry_of(request.head, "task"), "task")
 
         def clock() -> float:
+            """Return the present time by the server's clock (s)."""
             return (time.time() - began) / half.time_scale
 
-        memory = Packet({})
-        if HEAD in context.state:
+        memory = Packet({})  # of the device; empty before its first task
+        if HEAD in context.state:  # Flower stores the node's state between messages
             memory = from_records(context.state)
         answer = half.answer(request, memory, clock, StepLog(task, half.device, log_folder()))
         answer.head["task"] = task

@@ -98,8 +98,8 @@ class DeviceHalf:
         # whether the device sleeps to imitate the scenario's times; otherwise its times are measured
         self._is_paced = pace > 0.0
         self._sleeps_links = sleeps_links and self._is_paced
-        self._steps: list[LoggedStep] = []
-        run = Run(scenario, Simulation())
+        self._steps: list[LoggedStep] = []  # of the present task
+        run = Run(scenario, Simulation())  # as in a simulation; the clock never runs
         self._learner = run.learner
         self._devices = run.dispatch.devices
         self._population = run.population
@@ -121,6 +121,7 @@ class DeviceHalf:
             run.fewer_layers,
         )
         self._side.halves = run.client_halves
+        # whether the arrival of an answer changes what the device stores for the next task
         self._stores_residual = (
             scenario.messages.up.stores_residual or scenario.training.state == "kept"
         )
@@ -134,7 +135,7 @@ class DeviceHalf:
         self._devices.model_s = self._model_s
         self._devices.clock = lambda: self._now
         self._now = 0.0  # the scenario's time (s)
-        self._download_s = 0.0
+        self._download_s = 0.0  # measured, of the last download
         self._speed: float | None = None  # measured, in samples/s
         if not self._is_paced:  # the measured speed of the device replaces the scenario's
             self._population.rooflines = None
@@ -160,18 +161,23 @@ class DeviceHalf:
         Raises:
             SimulationError: the request cannot be carried out.
         """
+        # restore the device's state
         head = request.head
-        count = count_of(entry_of(head, "count"), "count")
+        count = count_of(entry_of(head, "count"), "count")  # of the device's earlier tasks
         first_serial = (self.device + 1) * _SERIALS_A_DEVICE + count * _SERIALS_A_TASK
-        self._learner.restore(first_serial)
+        self._learner.restore(first_serial)  # numbers of new models begin with it
         has_forgotten = self._recall(read_memory(memory, self._learner), head)
         shift_message = self._answer_shift()
+
+        # read the request
         asked_at = finite_of(entry_of(head, "asked_at"), "asked_at")
-        downloaded = sum(map(len, request.payloads.values()))  # the frozen tensors too
+        downloaded = sum(map(len, request.payloads.values()))  # bytes, the frozen tensors too
         self._take_base(request)
         task = self._read_task(request, count)
         self._begin(task, asked_at, downloaded, clock)
         log.add(LoggedStep("download", asked_at, self._now))
+
+        # carry out the task
         answer = self._work(task, clock)
         if self._is_paced:
             self._sleep_until(self._now, clock)
@@ -180,7 +186,8 @@ class DeviceHalf:
             self._steps[-1].end = clock()
         for step in self._steps:
             log.add(step)
-        uploaded = sum(map(len, answer.payloads.values()))
+
+        # complete the answer
         answer.head |= {
             "samples": task.samples,
             "took_s": clock() - asked_at,
@@ -190,6 +197,7 @@ class DeviceHalf:
             answer.head[FORGOT] = True
         if shift_message is not None:
             answer.head[SHIFT] = shift_message
+        uploaded = sum(map(len, answer.payloads.values()))  # bytes
         if self._sleeps_links and uploaded:
             up_s = self._network.nominal_s(self.device, "up", uploaded)
             self._sleep_until(self._now + up_s, clock)
@@ -210,7 +218,15 @@ class DeviceHalf:
         round_number = None if round_entry is None else count_of(round_entry, "round")
         instruction = Instruction(job, received(contents), round_number)
         context = TaskContext(instruction)  # ``_take_base`` has noted the frozen tensors already
-        task = Task(0, self.device, (), round_number, None, count, context=context)
+        task = Task(
+            id=0,
+            device=self.device,
+            steps=(),
+            round=round_number,
+            group=None,
+            count=count,
+            context=context,
+        )
         task.samples = self._population.samples.item(self.device)
         return task
 
@@ -238,7 +254,7 @@ class DeviceHalf:
         else:
             self._now = clock()
             self._download_s = max(0.0, self._now - asked_at)
-        task.budget_from = self._now
+        task.budget_from = self._now  # a limit's time for the training begins here
 
     def _model_s(self, device: int, direction: Direction) -> float:
         """Return the time (s) in which the device's link transfers a model.
@@ -264,15 +280,17 @@ class DeviceHalf:
             task: the task.
             clock: returns the present time by the server's clock (s).
         """
-        self._envelopes.last = None
+        self._envelopes.last = None  # the answer, when ``next_steps`` has made it
         steps = self._side.next_steps(task)
-        context = TaskContext.of(task)
-        if context.stage == "computing":
+        # the client code may answer at once, without a computation
+        has_computation = TaskContext.of(task).stage == "computing"
+        if has_computation:
             for step in steps:
-                if not self._compute(task, step, clock):
+                is_in_time = self._compute(task, step, clock)
+                if not is_in_time:
                     return Packet({"outcome": "late", "contents": {}})
             self._side.next_steps(task)
-        if self._envelopes.last is None:
+        if self._envelopes.last is None:  # the client code sends nothing
             return Packet({"outcome": "done", "contents": {}})
         return self._pack(task, self._envelopes.last)
 
@@ -344,7 +362,7 @@ class DeviceHalf:
             epoch_s = self._epoch_s(task, training)
         epochs = self._epochs_within(task, step, epoch_s)
         has_too_few = epochs < limit.at_least
-        if has_too_few and not limit.go_on:
+        if has_too_few and not limit.go_on:  # the task ends as late
             self._now += epochs * epoch_s
             return False
         if has_too_few:
@@ -376,14 +394,14 @@ class DeviceHalf:
         if end == math.inf:
             return planned
         # the factor allows for rounding, if the last epoch ends at the limit
-        fitting = math.floor((end - self._now) / epoch_s * (1.0 + 1e-12))
-        if fitting >= planned:
+        finished = math.floor((end - self._now) / epoch_s * (1.0 + 1e-12))
+        if finished >= planned:
             return planned
         # an adaptive device begins no epoch that the limit would cut
         has_cut_epoch = not limit.adaptive
         if limit.cut_undoes and has_cut_epoch:
             return 0
-        return max(0, fitting)
+        return max(0, finished)
 
     def _needs_result(self, training: Training) -> bool:
         """Whether a training's proximal term needs the result of another training of the task."""
@@ -420,6 +438,7 @@ class DeviceHalf:
         if not self._is_paced:
             if self._speed is None:
                 self._speed = self._probe(task, training)
+            # the population has speeds of the reference model, as the scenario has
             self._population.speed[self.device] = self._speed * self._population.cost
         return float(self._population.training_s(self.device, training, task.samples))
 
@@ -471,14 +490,15 @@ class DeviceHalf:
                 bases[result.update] = PlacedModel(place, result.start)
         residuals = self._devices.residuals.get(self.device, {})
         packet = self._up.pack(contents, bases, residuals)
+        # an update that was computed from the trained model gets the report of the training
         trained = result.trained
         if trained is not None and trained.loss is not None:
             entries = table_of(packet.head["contents"], "contents")
             report = write_report(trained.loss)
             for name, value in contents.items():
-                # an update that has a report itself was packed with it
                 if value is result.update:
-                    table_of(entries[name], "a content").setdefault("loss", report)
+                    entry = table_of(entries[name], "a content")
+                    entry.setdefault("loss", report)  # unless it was packed with its own
         packet.head["outcome"] = "done"
         return packet
 
@@ -525,16 +545,19 @@ class DeviceHalf:
             self._devices.with_base.add(self.device)
         self._speed = memory.speed
         arrived = head.get("arrived")
-        if arrived is None:
+        if arrived is None:  # no answer of the device has arrived so far
             self._labels.restore(memory.labels, has_arrived=False)
             return False
+        # compare the last task whose answer has arrived with the last task in the memory
         number, arrival_time = pair_of(arrived, "arrived")
         arrived_count = count_of(number, "the count of a task")
-        self._labels.restore(memory.labels, has_arrived=arrived_count == memory.count)
-        if memory.count < arrived_count:
+        has_last_arrived = arrived_count == memory.count
+        self._labels.restore(memory.labels, has_arrived=has_last_arrived)
+        is_memory_outdated = memory.count < arrived_count
+        if is_memory_outdated:
             return self._acts_on_arrival or self._stores_residual
         last = memory.last
-        if last is None or memory.count != arrived_count:
+        if last is None or not has_last_arrived:
             return False
         self._now = finite_of(arrival_time, "the time of an arrival")
         if last.residuals:

@@ -97,7 +97,8 @@ def _fork(line: str) -> None:
     Args:
         line: the task as it was written to the pipe.
     """
-    if os.fork():
+    is_parent = os.fork() != 0
+    if is_parent:
         return
     end_with_parent()
     status = 1
@@ -147,13 +148,14 @@ def execute(app: Path, address: str, device: int) -> None:
     half.warm_up()
     say(READY)
     reader, writer = os.pipe()
-    if not os.fork():
+    is_fetcher = os.fork() == 0  # the forked process, which asks the SuperNode for tasks
+    if is_fetcher:
         os.close(reader)
         _fetch_tasks(address, writer)
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as tasks:
-        for line in tasks:
+        for line in tasks:  # until the fetcher has ended
             _reap()
             _fork(line)
 

@@ -99,7 +99,7 @@ def export(
         raise ScenarioError("\n".join(reasons))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunFolderError(f"{str(folder)!r} exists; give the app a folder of its own")
-    modules = list(_own_files(scenario))
+    modules = list(_own_files(scenario))  # before anything is written, as this may fail
     package = folder / PACKAGE
     texts = {
         folder / "pyproject.toml": tomli_w.dumps(_project(scenario, config or {})),
@@ -111,7 +111,7 @@ def export(
     }
     for root, file in modules:
         texts[package / "own" / file.relative_to(root)] = read_text(file)
-    for path, text in texts.items():
+    for path, text in texts.items():  # the content of each file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return list(texts)
@@ -191,11 +191,11 @@ def _own_files(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
     Yields:
         The folder from which a module is imported, and its file. Installed packages are left out.
     """
-    names = {type(part).__module__ for part in _tables_in(scenario)}
-    names |= {path.partition(":")[0] for path in _import_paths(scenario)}
-    names.add(_strategy_module(scenario))
+    module_names = {type(table).__module__ for table in _tables_in(scenario)}
+    module_names |= {path.partition(":")[0] for path in _import_paths(scenario)}
+    module_names.add(_strategy_module(scenario))
     yielded: set[Path] = set()
-    for name in sorted(names):
+    for name in sorted(module_names):
         module = sys.modules.get(name)
         if module is not None:
             yield from _files_of(module, yielded)
@@ -223,10 +223,11 @@ def _files_of(module: ModuleType, yielded: set[Path]) -> Iterator[tuple[Path, Pa
         return
     yielded.add(file)
     yield root, file
+    # a module that it imports, or from which it imports a function or class
     for value in list(vars(module).values()):
-        other = value if isinstance(value, ModuleType) else inspect.getmodule(value)
-        if other is not None and other is not module:
-            yield from _files_of(other, yielded)
+        imported = value if isinstance(value, ModuleType) else inspect.getmodule(value)
+        if imported is not None and imported is not module:
+            yield from _files_of(imported, yielded)
 
 
 def _import_folder(module: ModuleType, file: Path) -> Path | None:
@@ -237,7 +238,8 @@ def _import_folder(module: ModuleType, file: Path) -> Path | None:
     file = file.resolve()
     is_below = file.suffix == ".py" and Path.cwd().resolve() in file.parents
     is_installed = bool({"site-packages", "dist-packages"} & set(file.parts))
-    if not is_below or is_installed or module.__name__.partition(".")[0] == "fedsim":
+    is_fedsims = module.__name__.partition(".")[0] == "fedsim"
+    if not is_below or is_installed or is_fedsims:
         return None
     depth = module.__name__.count(".")  # folders between the file and the returned folder
     if file.name == "__init__.py":

@@ -95,14 +95,17 @@ def with_steps(
         if record.kind == "task-start":
             start_positions[record.fields["task"]] = position
         elif record.kind == "task-end":
-            task = tasks[record.fields["task"]]
+            task_id = record.fields["task"]
+            step_records = _step_records(tasks[task_id], record, wire)
             # a step's record lies between the records that begin and end its task
-            lowest = start_positions[record.fields["task"]] + 0.5
+            lowest = start_positions[task_id] + 0.5
             highest = position - 0.5
-            for order, step in enumerate(_step_records(task, record, wire), 1):
-                by_time = bisect.bisect_right(times, step.time) - 0.5
+            for order, step_record in enumerate(step_records, 1):
+                by_time = bisect.bisect_right(times, step_record.time) - 0.5
                 step_position = min(max(by_time, lowest), highest)
-                sortable.append(_SortableRecord(step_position, step.time, order, step))
+                sortable.append(
+                    _SortableRecord(step_position, step_record.time, order, step_record)
+                )
     sortable.sort(key=lambda item: (item.position, item.time, item.order))
     return [item.record for item in sortable]
 
@@ -120,7 +123,7 @@ def _collect_tasks(
             task = _MeasuredTask(fields["device"], columns, record.time)
             tasks[fields["task"]] = task
             for step in logged.get(fields["task"], []):
-                if step.name == "upload":
+                if step.name == "upload":  # its log has the bytes of the answer
                     task.payloads["up"] = step.sizes()
                 else:
                     task.steps.append(step)
@@ -130,7 +133,7 @@ def _collect_tasks(
             task.payloads[direction] = [
                 (name, float(size)) for name, size in fields["bytes"].items()
             ]
-            if fields["steps"]:
+            if fields["steps"]:  # of an answer; they replace the logged steps
                 task.steps = [read_step(step) for step in fields["steps"]]
     return tasks
 
@@ -147,22 +150,22 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
     now = task.start
     for step in _steps_until(task, end.time, outcome):
         yield Record(now, "step-start", {**task.fields, "step": step.name})
-        is_cut = step.end > end.time and outcome != "done"
+        is_cut = step.end > end.time and outcome != "done"  # by the end of the task
         step_start = now
         # clocks of device and server may differ: steps neither overlap nor outlast their task
         now = min(max(step.end, now), end.time)
         facts: dict[str, object] = {**step.facts}
-        direction = DIRECTIONS.get(step.name)
+        direction = DIRECTIONS.get(step.name)  # None for a step without a message
         if direction is not None:
             payloads = task.payloads.get(direction, [])
-            size = sum(size for _, size in payloads)
+            size = sum(content_size for _, content_size in payloads)
             delivered = size
             if is_cut:
                 span = (step_start, now)
                 delivered = _delivered_of_cut(task, direction, size, span, outcome, wire)
             facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
         if step.name == "train":
-            facts.setdefault("epoch_ends", [])
+            facts.setdefault("epoch_ends", [])  # which devices do not measure
         facts |= {"step": step.name, "outcome": outcome if is_cut else "done"}
         yield Record(now, "step-end", {**task.fields, **facts})
         if is_cut:
@@ -207,12 +210,14 @@ def _steps_until(task: _MeasuredTask, last: float, outcome: str) -> list[LoggedS
         outcome: outcome of the task.
     """
     steps = task.steps or [LoggedStep("download", task.start, math.inf)]
+    upload_start = steps[-1].end
     if outcome == "done":
-        if task.payloads.get("up"):
-            steps = [*steps, LoggedStep("upload", steps[-1].end, last)]
+        if task.payloads.get("up"):  # the answer has contents
+            steps = [*steps, LoggedStep("upload", upload_start, last)]
         return steps
-    if "up" in task.payloads and task.steps:
-        steps = [*steps, LoggedStep("upload", steps[-1].end, math.inf)]
+    has_begun_upload = "up" in task.payloads and bool(task.steps)
+    if has_begun_upload:
+        steps = [*steps, LoggedStep("upload", upload_start, math.inf)]
     began_in_time = [step for step in steps[1:] if step.start < last]
     return [steps[0], *began_in_time]
 
@@ -255,6 +260,7 @@ def write_run_folder(
             ``evaluation.keep_best``.
         mark: settings of the deployment, such as ``pace``, for the summary's entry ``measured``.
     """
+    # tables and models
     files.write_text(out / files.SCENARIO, scenario.to_toml())
     recorder = Recorder(out, run.meters)
     for record in records:
@@ -265,15 +271,18 @@ def write_run_folder(
     parquet.write_meters(out, run.meters)
     parquet.write_devices(out, run.device_columns(), run.meters)
     parquet.write_columns(out / files.AVAILABILITY, _availability(run, records), AVAILABILITY)
+
+    # the summary, with the checksums of these files
     summary = summarise(
         run, recorder, ended.status, ended.stopped, models_digest(models), ended.wall_s
     )
     summary[files.MEASURED] = dict(mark)
     if summary["accuracy"]["final"] is None:
-        summary["no_accuracy"] = run.strategy.why_no_accuracy() or run.evaluator.why_no_accuracy(
-            summary["rounds"], run.strategy.models()
-        )
-    parts = recorder.parts
+        reason = run.strategy.why_no_accuracy()
+        if not reason:
+            reason = run.evaluator.why_no_accuracy(summary["rounds"], run.strategy.models())
+        summary["no_accuracy"] = reason
+    parts = recorder.parts  # files of tables, which are joined now
     summary["files_sha256"] = files.fingerprints(out, but=parts)
     files.write_summary(out, summary)
     for part in parts:
@@ -311,10 +320,11 @@ def _availability(run: ServerRun, records: Sequence[Record]) -> dict[str, Sequen
             changes.setdefault(device, []).append(change)
     rows: list[_ConnectionChange] = []
     for device in range(run.scenario.population.devices):
-        of_device = changes.get(device, [])
-        if not of_device or of_device[0].time > 0.0:
+        device_changes = changes.get(device, [])
+        is_connected_at_0 = bool(device_changes) and device_changes[0].time <= 0.0
+        if not is_connected_at_0:
             rows.append(_ConnectionChange(device, 0.0, is_on=False))
-        rows += of_device
+        rows += device_changes
     return {
         "device": [row.device for row in rows],
         "time": [row.time for row in rows],

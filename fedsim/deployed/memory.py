@@ -94,8 +94,9 @@ class DeviceMemory:
                 weights can be stored.
         """
         writer = TreeWriter(learner)
-        last = None if self.last is None else vars(self.last)
-        values = vars(self) | {"last": last}
+        values = dict(vars(self))
+        if self.last is not None:  # the last answer becomes a dict, which a tree can have
+            values["last"] = vars(self.last)
         packet.head = {"memory": writer.write(values)}
         packet.arrays = writer.arrays
 

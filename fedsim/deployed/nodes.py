@@ -93,9 +93,11 @@ class Nodes:
     def _receive(self, reply: Reply) -> None:
         """Handle the first reply to a message; later replies to it are ignored."""
         if reply.name in self._greetings:
-            self._welcome(self._greetings.pop(reply.name), reply.content)
+            node = self._greetings.pop(reply.name)
+            self._welcome(node, reply.content)
         elif reply.name in self._unanswered:
-            self._receive_answer(self._unanswered.pop(reply.name), reply.wall, reply.content)
+            task = self._unanswered.pop(reply.name)
+            self._receive_answer(task, reply.wall, reply.content)
 
     def _look_for_nodes(self) -> None:
         """Greet new nodes, and replace or disconnect nodes that Flower no longer lists."""
@@ -103,17 +105,18 @@ class Nodes:
         for node in sorted(present - self._greeted):
             self._greeted.add(node)
             message = self._message(Packet({"job": "hello"}), node, "query")
-            (name,) = self._grid.push_messages([message])
-            self._greetings[name] = node
-            self._replies.expect(name)
-        self._greeted &= present
+            (message_id,) = self._grid.push_messages([message])
+            self._greetings[message_id] = node
+            self._replies.expect(message_id)
+        self._greeted &= present  # a node that comes back is greeted again
         for device, node in list(self._node_of_device.items()):
-            if node not in present:
-                del self._node_of_device[device]
-                self._call_at_wall_time(partial(self._run.remote.disconnect, device))
-                successor = self._successors.pop(device, None)
-                if successor is not None and successor in present:
-                    self._connect(device, successor)
+            if node in present:
+                continue
+            del self._node_of_device[device]
+            self._call_at_wall_time(partial(self._run.remote.disconnect, device))
+            successor = self._successors.pop(device, None)
+            if successor is not None and successor in present:
+                self._connect(device, successor)
 
     def _welcome(self, node: int, reply: Message | Exception) -> None:
         """Connect a node that has answered its greeting, or refuse it.
@@ -191,9 +194,9 @@ class Nodes:
         """
         context = SentContext.of(task)
         packet = self._down.pack(context.outgoing, {}, {})
-        if context.brings_base:
+        if context.brings_base:  # the device does not have the frozen tensors yet
             packet.payloads[BASE] = self._run.learner.frozen().astype("<f4").tobytes()
-        arrival = self._run.remote.arrivals.get(task.device)
+        arrival = self._run.remote.arrivals.get(task.device)  # of the device's last answer
         packet.head |= {
             "task": task.id,
             "count": task.count,
@@ -204,10 +207,10 @@ class Nodes:
             "arrived": None if arrival is None else [arrival.number, arrival.time],
         }
         message = self._message(packet, self._node_of_device[task.device], "train")
-        (name,) = self._grid.push_messages([message])
-        self._unanswered[name] = task
+        (message_id,) = self._grid.push_messages([message])
+        self._unanswered[message_id] = task
         self._record_message("sent", task, packet, time.time())
-        self._replies.expect(name)
+        self._replies.expect(message_id)
 
     def _receive_answer(self, task: Task, wall: float, reply: Message | Exception) -> None:
         """Check the answer to a task, and schedule its arrival, or the loss of the task.
@@ -241,7 +244,8 @@ class Nodes:
             self._reject(task, error)
             return
         self._record_message("received", task, answer.packet, wall)
-        if task.id not in remote.running:
+        is_too_late = task.id not in remote.running
+        if is_too_late:
             return
         if answer.has_forgotten:
             _log.warning(

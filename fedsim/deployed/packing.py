@@ -186,7 +186,8 @@ class ContentPacker:
             )
         array = np.asarray(value)
         # little-endian, four bytes a number, as the simulation counts
-        wire = "<f4" if array.dtype.kind == "f" else "<i4"
+        has_floats = array.dtype.kind == "f"
+        wire = "<f4" if has_floats else "<i4"
         packet.payloads[name] = array.astype(wire).tobytes()
         type_name = "array"  # a number of numpy too
         if isinstance(value, list | tuple | int | float):
@@ -196,7 +197,7 @@ class ContentPacker:
     def _lazy_values(self, content: Lazy) -> AnyArray:
         """Compute and return the numbers of a ``Lazy`` content, such as a loss."""
         ref = content.ref
-        value = value_of(self._learner, ref)
+        numbers = value_of(self._learner, ref)  # computes the losses and the choice too
         match content.what:
             case "loss":
                 return np.array([ref.train_loss])
@@ -204,7 +205,7 @@ class ContentPacker:
                 return np.asarray(ref.losses)
             case "choice":
                 return np.array([ref.choice])
-        return value
+        return numbers
 
     def _pack_model(
         self,
@@ -231,11 +232,12 @@ class ContentPacker:
         base = bases.get(model)
         base_model = None if base is None else base.model
         parts = self._encode(name, model, base_model, residuals.get(name))
-        sent = value_of(self._learner, parts.sent)
-        exact = value_of(self._learner, parts.exact)
+        sent = value_of(self._learner, parts.sent)  # as the receiver decodes it
+        exact = value_of(self._learner, parts.exact)  # before the codec left anything out
         packet.payloads[payload_name] = self._codec.pack(sent, exact)
         entry: dict[str, Json] = {"model": len(sent)}
-        if parts.start is not None and base is not None:
+        is_change = parts.start is not None  # the receiver adds it to the base
+        if is_change and base is not None:
             entry["base"] = [base.place.content, base.place.position]
         if model.loss is not None:
             self._learner.compute_now(model)
@@ -252,7 +254,8 @@ class ContentPacker:
             residual: part that the codec left out when the sender last encoded this content; None
                 if there is none.
         """
-        codec = self._codec.for_added_up if name in self._added_up else self._codec
+        is_added_up = name in self._added_up  # over the rounds, by device and server
+        codec = self._codec.for_added_up if is_added_up else self._codec
         size = int(self._learner.parameters)
         return codec.encode(self._learner, size, model, base, residual)
 
@@ -327,24 +330,28 @@ class ContentPacker:
             model_at: returns the model at a place of the request.
         """
         size = count_of(entry["model"], "the length of a model")
-        length = int(self._learner.parameters)
-        if size != length:
-            raise PacketError(f"a model has {size} numbers, and the scenario's has {length}")
-        expected = self._codec.bytes(size)
-        if len(payload) != expected:
-            raise PacketError(f"a model has {len(payload)} bytes, and {expected:.0f} are expected")
+        expected_size = int(self._learner.parameters)
+        if size != expected_size:
+            raise PacketError(f"a model has {size} numbers, and the scenario's has {expected_size}")
+        expected_bytes = self._codec.bytes(size)
+        if len(payload) != expected_bytes:
+            raise PacketError(
+                f"a model has {len(payload)} bytes, and {expected_bytes:.0f} are expected"
+            )
         sent = self._learner.received(self._codec.unpack(payload, size))
         model = sent
         if "base" in entry:
             base_content, index = pair_of(entry["base"], "base")
+            content_name = text_of(base_content, "the name of a base")
             position = None if index is None else count_of(index, "the index of a base")
-            base = model_at(ModelPlace(text_of(base_content, "the name of a base"), position))
+            base = model_at(ModelPlace(content_name, position))
             model = self._learner.apply(total, [base, sent])
         if "loss" in entry:
             model.loss = read_report(entry["loss"])
         return model
 
     def _unpack_lazy(self, payload: bytes, entry: Mapping[str, Json]) -> Lazy:
+        """Decode computed numbers, such as a loss, as an object that is computed already."""
         values = np.frombuffer(payload, "<f4").astype(np.float32)
         what = text_of(entry["lazy"], "the kind of computed numbers")
         if len(values) != entry_of(entry, "count"):

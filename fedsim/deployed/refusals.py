@@ -26,7 +26,8 @@ def refusals(scenario: Scenario) -> Iterator[str]:
             "none; allowed are strategies without them"
         )
     keeps_tensors = strategy.traits.kept_by == "strategy" or scenario.model.has_kept_tensors
-    if kind in _SENDS_PARTS or keeps_tensors:
+    sends_whole_models = kind not in _SENDS_PARTS and not keeps_tensors
+    if not sends_whole_models:
         yield (
             f"strategy.kind is {kind!r}, with a model of which devices keep or receive some "
             "tensors only; allowed are strategies that send whole models"

@@ -40,7 +40,7 @@ class Replies:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._lock = Lock()
-        self._open: deque[str] = deque()
+        self._open: deque[str] = deque()  # IDs of messages of which no thread fetches the reply now
         self._arrived: deque[Reply] = deque()
         self._threads: list[Thread] = []
         self._ended = Event()
@@ -53,8 +53,7 @@ class Replies:
         """
         with self._lock:
             self._open.append(name)
-            wanted_threads = len(self._open) + len(self._threads)
-        if len(self._threads) < min(_MOST_THREADS, wanted_threads):
+        if len(self._threads) < _MOST_THREADS:
             thread = Thread(target=self._pull_all, name="fedsim-replies", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -77,7 +76,7 @@ class Replies:
                 continue
             try:
                 replies = list(self._grid.pull_messages([name]))
-            except Exception as error:  # concerns this reply only; other replies are still pulled
+            except Exception as error:  # concerns this reply only; other replies are still fetched
                 self._arrived.append(Reply(name, time.time(), error))
                 continue
             for reply in replies:

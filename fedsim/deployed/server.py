@@ -102,6 +102,7 @@ class Deployment:
         self._clock = WallClock(pace or 1.0, self._look, _LOOK_S)
         self._clock.listen(self.records.append)
         self.run = ServerRun(scenario, self._clock)
+        # no device has arrived before its node connects
         self.run.population.arrival = np.full(scenario.population.devices, np.inf)
         self._nodes = Nodes(grid, self.run, self._clock)
 
@@ -125,9 +126,32 @@ class Deployment:
                 f"out = {str(out)!r} of the run configuration has a run already; give another "
                 "folder: flwr run APP --run-config 'out=\"FOLDER\"'"
             )
+        self._wait_for_nodes(least_nodes or self._scenario.population.devices, patience_s)
+        self._begin()
+        files.make(out)
+        # the file is buffered by line, so that it has only whole lines if the process is killed
+        with (out / EVENTS).open("w", buffering=1) as file:
+
+            def write(record: Record) -> None:
+                file.write(_line(record))
+
+            self._clock.listen(write)
+            for record in self.records:  # the records of connected nodes
+                write(record)
+            status = FAILED
+            stopped = "an error ended it"
+            try:
+                stopped = asyncio.run(self._clock.run())
+                status = "done"
+            finally:  # results before an error are written too
+                self._nodes.end()
+                file.close()
+                self._write(out, status, stopped)
+
+    def _begin(self) -> None:
+        """Start the clock, and register the first event and the calls at the end of the run."""
         run = self.run
         clock = self._clock
-        self._wait_for_nodes(least_nodes or run.scenario.population.devices, patience_s)
         clock.begin()
         note_begin(log_folder(), clock.began)
         self._mark |= {"began": clock.began, "nodes": self._nodes.connected}
@@ -139,25 +163,6 @@ class Deployment:
         clock.at_close(run.strategy.on_end)
         clock.listen(_log_round, kinds=("round",))
         clock.post(run.dispatch.start)
-        files.make(out)
-        # the file is buffered by line, so that it has only whole lines if the process is killed
-        with (out / EVENTS).open("w", buffering=1) as file:
-
-            def write(record: Record) -> None:
-                file.write(_line(record))
-
-            clock.listen(write)
-            for record in self.records:
-                file.write(_line(record))
-            status = FAILED
-            stopped = "an error ended it"
-            try:
-                stopped = asyncio.run(clock.run())
-                status = "done"
-            finally:  # results before an error are written too
-                self._nodes.end()
-                file.close()
-                self._write(out, status, stopped)
 
     def _wait_for_nodes(self, least: int, patience_s: float) -> None:
         """Wait until ``least`` nodes are connected.
@@ -195,8 +200,8 @@ class Deployment:
     def _write(self, out: Path, status: str, stopped: str) -> None:
         """Write the run folder, with the steps that devices have reported or logged."""
         models, best = self._models(status)
-        folder = log_folder()
-        wire: WireCounters | None = None
+        folder = log_folder()  # of the devices' logs; None if they are not on this machine
+        wire: WireCounters | None = None  # byte counters of the links
         if folder is not None and (folder / WIRE).is_file():
             wire = WireCounters(folder / WIRE, self._clock.began)
         records = with_steps(self.records, logged_steps(folder), wire)

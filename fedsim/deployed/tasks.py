@@ -71,8 +71,9 @@ class RemoteTasks:
         self.arrivals: dict[int, Arrival] = {}
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
-        self._online = np.zeros(len(population.speed), dtype=np.bool_)
-        self._busy = np.zeros(len(population.speed), dtype=np.bool_)
+        device_count = len(population.speed)
+        self._online = np.zeros(device_count, dtype=np.bool_)  # whether its node is connected
+        self._busy = np.zeros(device_count, dtype=np.bool_)  # whether it has an open task
         self._task_count = 0
 
     def connect(self, device: int) -> None:
@@ -91,7 +92,7 @@ class RemoteTasks:
             self.simulation.record("node-return", {"device": device})
             self._dispatch.on_switched_on(device)
             return
-        is_newcomer = self.simulation.now > 0.0
+        is_newcomer = self.simulation.now > 0.0  # others are there when the run begins
         self.population.arrival[device] = self.simulation.now
         self.simulation.record("node", {"device": device})
         if is_newcomer:
@@ -172,7 +173,7 @@ class RemoteTasks:
         """
         if not self.is_idle(device):
             raise SimulationError(f"device {device} is asked, but it is busy or not connected")
-        count = self.times_asked[device]
+        count = self.times_asked[device]  # of the device's earlier tasks
         task = Task(self._task_count, device, steps, round, group, count, continues, edge, context)
         self._task_count += 1
         self.times_asked[device] = count + 1
@@ -201,6 +202,7 @@ class RemoteTasks:
         if outcome is None:
             if contents is not None:
                 TaskContext.of(task).answer = CodedContents(contents, {})
+            # the device's next request tells it that this answer has arrived
             self.arrivals[task.device] = Arrival(task.count, self.simulation.now)
         self._finish(task, outcome)
 

@@ -33,7 +33,7 @@ def longest_wait_s() -> float | None:
     try:
         seconds = float(text)
     except ValueError:
-        seconds = 0.0
+        seconds = 0.0  # refused below
     if not 0.0 < seconds < 60.0:
         raise SimulationError(
             f"the environment has {VARIABLE} = {show_value(text)}; allowed are seconds above 0 and "
@@ -56,6 +56,7 @@ def shorten_waits() -> None:
         from flwr.supernode import start_client_internal
 
         for name in ("pull_objects", "pull_and_inflate_object_from_tree"):
+            # defaults of the function's keywords
             defaults = getattr(inflatable_utils, name).__kwdefaults__
             defaults["initial_backoff"] = longest_s
             defaults["backoff_cap"] = longest_s

@@ -35,19 +35,20 @@ def sample(file: Path, clients: int) -> None:
     with file.open("w", encoding="utf-8", buffering=1) as rows:
         while True:
             now = time.time()
-            lines = read_text(Path("/proc/self/net/dev")).splitlines()
-            for line in lines:
+            interface_lines = read_text(Path("/proc/self/net/dev")).splitlines()
+            for line in interface_lines:
                 name, _, text = line.partition(":")
                 number = name.strip().removeprefix("c")
                 if not number.isdecimal() or not 1 <= int(number) <= clients:
-                    continue
-                counts = text.split()
-                # the interface is the router's end of the link: it sends what the client receives
-                counters = int(counts[_SENT]), int(counts[_RECEIVED])
+                    continue  # another interface, or a title
                 device = int(number) - 1
-                if last.get(device) != counters:
-                    last[device] = counters
-                    rows.write(f"{now:.3f},{device},{counters[0]},{counters[1]}\n")
+                counters = text.split()
+                # the interface is the router's end of the link: it sends what the client receives
+                down = int(counters[_SENT])
+                up = int(counters[_RECEIVED])
+                if last.get(device) != (down, up):
+                    last[device] = down, up
+                    rows.write(f"{now:.3f},{device},{down},{up}\n")
             time.sleep(_EVERY_S)
 
 
@@ -80,7 +81,8 @@ class WireCounters:
     """
 
     def __init__(self, file: Path, began: float) -> None:
-        self._times: dict[int, list[float]] = {}
+        self._times: dict[int, list[float]] = {}  # device -> times of its samples
+        # device and direction -> bytes so far at each of these times
         self._counts: dict[tuple[int, str], list[float]] = {}
         for line in read_text(file).splitlines():
             cells = line.split(",")
@@ -104,8 +106,9 @@ class WireCounters:
         times = self._times.get(device, [])
         # counts[k] is the count after k samples
         counts = [0.0, *self._counts.get((device, direction), [])]
-        last = counts[bisect.bisect_right(times, end)]
-        return last - counts[bisect.bisect_right(times, start)]
+        count_at_start = counts[bisect.bisect_right(times, start)]
+        count_at_end = counts[bisect.bisect_right(times, end)]
+        return count_at_end - count_at_start
 
     def passage(
         self, device: int, direction: str, size: float, start: float, end: float
@@ -125,6 +128,7 @@ class WireCounters:
             The times and bytes; None if fewer bytes than the message has passed in the span.
         """
         times = self._times.get(device, [])
+        # counts[k] is the count after k samples
         counts = [0.0, *self._counts.get((device, direction), [])]
         next_sample = bisect.bisect_right(times, start)
         count_at_start = counts[next_sample]
@@ -135,7 +139,7 @@ class WireCounters:
                 break
             passed = count - count_at_start
             if first is None and passed >= _FIRST_SHARE * size:
-                first = max(start, time_s - _EVERY_S)
+                first = max(start, time_s - _EVERY_S)  # it began to pass before this sample
             if passed >= size and first is not None:
                 return Passage(first, time_s, self.moved(device, direction, start, end))
         return None
