@@ -169,7 +169,7 @@ def _check_world(scenario: Sections) -> Iterator[str]:
         )
     checkpoint = scenario.checkpoint
     is_saved = checkpoint.rounds or checkpoint.time or checkpoint.last
-    obstacle = scenario.not_restorable  # why the run cannot be resumed; empty if it can
+    obstacle = scenario.not_restorable  # why the run cannot be resumed; None if it can
     if obstacle and is_saved:
         yield f"[checkpoint] asks for a run that can be resumed, but {obstacle}"
     has_save_before_end = scenario.stop.rounds or checkpoint.rounds or checkpoint.time

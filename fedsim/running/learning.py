@@ -85,6 +85,7 @@ class LearningBuilder:
                 f"strategy.kind is {scenario.strategy.kind!r}, which goes by labels, and "
                 "the data have none; allowed with data.column"
             )
+        # with the targets that the objective needs
         data.pool = scenario.objective.fitted(data.pool, self._streams)
         return data
 

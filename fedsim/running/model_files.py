@@ -117,9 +117,9 @@ async def _add_models(files: Models, run: "Run", models: Mapping[str, Ref]) -> N
         await learner.compute([model])
         file, _, index = name.partition("/")
         prefix = f"{index}/" if index else ""
-        tensors = files.setdefault(file, {})
+        tensors_of_file = files.setdefault(file, {})
         for tensor, shape in learner.shapes.items():
-            tensors[prefix + tensor] = _ModelTensor(reader, model, tensor, shape)
+            tensors_of_file[prefix + tensor] = _ModelTensor(reader, model, tensor, shape)
 
 
 def find_not_finite(models: Models) -> Iterator[str]:

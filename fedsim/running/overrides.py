@@ -48,9 +48,10 @@ class SetChange:
 
 def at(tables: Any, keys: Sequence[str]) -> Any:
     """Return the value at a path of keys in nested tables; None if the path does not exist."""
+    value = tables
     for key in keys:
-        tables = tables.get(key) if isinstance(tables, Mapping) else None
-    return tables
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _has_value(present: object, new: object) -> bool:
@@ -139,9 +140,10 @@ def apply_changes(
         if change.value is None:
             _remove_key(scenarios, change)
             continue
+        sets_kind = change.keys[-1] == "kind"
         for sections in scenarios:
             _set_key(sections, change)
-            if change.keys[-1] == "kind":
+            if sets_kind:
                 _drop_unknown_keys(sections, change.keys[:-1], root, changed_keys, tell)
     for change in parsed:
         # one change may remove a table of which another change sets a key

@@ -95,6 +95,6 @@ def own_columns(settings: OwnTraining | None, devices: Ints) -> dict[str, Floats
         return {}
     columns = {}
     for key, column in OWN_TRAINING.items():
-        values = getattr(settings, key)[devices].astype(np.float64)
+        values = getattr(settings, key)[devices].astype(np.float64)  # 0 for no own value
         columns[column.name] = np.where(values == 0, np.nan, values)
     return columns

@@ -15,7 +15,7 @@ def packages_of(scenario: BaseModel) -> dict[str, str]:
     Returns:
         Name and version of the package by the key of the part, ``{"strategy.kind": "acme 1.2"}``.
     """
-    modules = dict(_find_modules(scenario, ""))
+    modules = dict(_find_modules(scenario, ""))  # key of a part -> top-level module of its class
     if not modules:
         return {}
     distributions = packages_distributions()

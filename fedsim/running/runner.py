@@ -234,7 +234,7 @@ class Job:
         self.recorder.close()
         strategy = self.run.strategy
         evaluator = self.run.evaluator
-        tensors: Models = {}
+        tensors: Models = {}  # the final models
         if status != FAILED:
             tensors = await last_models(self.run)
         summary = self._summary(status, models_digest(tensors))
@@ -268,13 +268,13 @@ class Job:
         """
         files.write_models(out, tensors)
         self._write_devices(out)
-        available = self.run.availability_columns(self.recorder.last_time)
-        parquet.write_columns(out / files.AVAILABILITY, available, AVAILABILITY)
+        changes = self.run.availability_columns(self.recorder.last_time)  # of availability
+        parquet.write_columns(out / files.AVAILABILITY, changes, AVAILABILITY)
         live.remove(out)
         obsolete_parts = self.recorder.parts if status == "done" else []
         fingerprints = files.fingerprints(out, but=obsolete_parts)
         files.write_summary(out, {**summary, "files_sha256": fingerprints})
-        if self.scenario.checkpoint.last:
+        if self.scenario.checkpoint.last:  # ``--more`` needs the parts
             return
         # only now: a run that is killed before its summary is written resumes from these parts
         for part in obsolete_parts:

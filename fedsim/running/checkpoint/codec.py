@@ -70,7 +70,7 @@ class Encoder:
         Raises:
             CheckpointError: the class of an object is not registered.
         """
-        root = self._to_json(value)
+        root = self._to_json(value)  # puts the objects that it refers to into ``_waiting``
         objects = []
         while self._waiting:  # a queue, not recursion: chains of models may be of any length
             instance = self._waiting.popleft()

@@ -175,6 +175,7 @@ def encode_models(run: "Run") -> tuple[Encoder, dict[str, object]]:
     """
     encoder = Encoder()
     parts = _snapshot_parts(run)
+    # all that refers to models: parts, the strategy's state, and the best test so far
     state = [*parts.values(), run.strategy.state, run.ending.progress]
     return encoder, encoder.encode(state)
 
@@ -292,7 +293,7 @@ def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> 
 
 def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
     """Restore a saved state in a run that has just been built, and set its alarms again."""
-    run.simulation.env.restart(state["now"])
+    run.simulation.env.restart(state["now"])  # the clock goes on from this time
     run.simulation.stopped = state["stopped"]
     recorder.restore(state["recorder"])
     if run.drift is not None and state["data"] is not None:
@@ -303,13 +304,14 @@ def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
     run.evaluator.served = state["served"]
     run.evaluator.unseen_accuracy = state["unseen"]
     run.ending.progress = state["progress"]
-    if recorder.rounds:
+    if recorder.rounds:  # rows of the rounds that have ended
         run.ending.last_round = recorder.rounds[-1]["round"]
     run.processes.restore(state["processes"])
     # tasks and processes begin before the alarms, which then have the order of the snapshot
     run.simulation.begin_restored()
     run.processes.check_restored(state["alarms"])
     env = run.simulation.env
+    # an alarm's kind has declared the function that sets it again (``declare_alarm``)
     for kind, number, when in _with_present_end(run, state["alarms"]):
         if not env.can_rearm(kind):
             raise CheckpointError(f"the state has an alarm of the unknown kind {kind!r}")

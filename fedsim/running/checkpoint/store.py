@@ -70,7 +70,7 @@ def write(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors | None = N
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     sync(path.parent)
-    for name, sha256 in hashes.items():
+    for name, sha256 in hashes.items():  # later checkpoints link to these files
         linked.add_written(_model_file(path, name), checkpoint.arrays[name], sha256)
     for old in list_checkpoints(folder)[:-_KEPT]:
         linked.keep_readable(old)
@@ -91,6 +91,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors) ->
     """
     events, tree, arrays = checkpoint
     state = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    # each large array has a file of its own; all small ones are in one file
     large = {name: array for name, array in arrays.items() if is_apart(array)}
     small = {name: array for name, array in arrays.items() if name not in large}
     folder.mkdir()
@@ -161,6 +162,7 @@ def read(path: Path) -> Checkpoint:
     """
 
     def damaged(problem: str) -> CheckpointError:
+        """Return the error for a damaged checkpoint."""
         return CheckpointError(
             f"the checkpoint {str(path)!r} is damaged: {problem}; remove it to resume from the "
             "one before"
@@ -170,16 +172,18 @@ def read(path: Path) -> Checkpoint:
         manifest = read_json(path / _MANIFEST)
         if manifest["format"] != _FORMAT:
             raise _format_error(path, manifest["format"])
+        # the state, and the small arrays in one file
         state = read_bytes(path / _STATE)
-        arrays = open_tensors(path / _ARRAYS, hashed=True)
-        fingerprints = {_STATE: hashlib.sha256(state).hexdigest(), _ARRAYS: arrays.sha256}
-        for name, fingerprint in fingerprints.items():
-            if fingerprint != manifest[name]:
+        small_arrays = open_tensors(path / _ARRAYS, hashed=True)
+        hashes = {_STATE: hashlib.sha256(state).hexdigest(), _ARRAYS: small_arrays.sha256}
+        for name, sha256 in hashes.items():
+            if sha256 != manifest[name]:
                 raise damaged(f"{name} is not what was written")
-        tensors: Arrays = dict(arrays.tensors)
-        for name, fingerprint in manifest[_MODELS].items():
+        # the large arrays, each in a file of its own
+        tensors: Arrays = dict(small_arrays.tensors)
+        for name, sha256 in manifest[_MODELS].items():
             tensor = LinkedTensor.of_file(_model_file(path, name))
-            if fingerprint != tensor.sha256:
+            if tensor.sha256 != sha256:
                 raise damaged(f"{tensor.path.name} of its models is not what was written")
             tensors[name] = tensor
         if manifest["events"] != int(path.name):
