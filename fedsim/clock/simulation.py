@@ -35,6 +35,7 @@ from fedsim.clock.environment import (
     ProcessGenerator,
 )
 from fedsim.clock.executors import Executor, Inline
+from fedsim.clock.processes import GENERATOR_IN_WORDS, CheckedEnvironment, OwnEvent
 from fedsim.common.arguments import (
     CALLABLE,
     FLAG,
@@ -130,6 +131,10 @@ class Blueprint(Protocol):
         """
 
 
+class _EndOfRun(OwnEvent):
+    advice = "fedsim fires it at the end of the run, which stop(reason) of the simulation brings"
+
+
 # thresholds of the garbage collector before each run that has not ended
 _running: list[tuple[int, int, int]] = []
 
@@ -200,11 +205,11 @@ class Simulation:
     def __init__(
         self, blueprint: Blueprint | None = None, *, executor: Executor | None = None
     ) -> None:
-        self.env = Environment()
+        self.env: Environment = CheckedEnvironment()
         self.env.moved = self._move
         self.now = 0.0  # a copy of ``env.now``, which is slow to read
         self.end = CLOCK_END_S
-        self.ended = self.env.event()
+        self.ended = _EndOfRun(self.env)
         self.executor: Executor = Inline() if executor is None else executor
         self.stopped: str | None = None  # reason of the end of the run, if it was stopped
         self.settled = False  # whether the state can be saved now
@@ -247,7 +252,8 @@ class Simulation:
         """Start a SimPy process at the present time; an exception in it ends the run.
 
         Args:
-            generator: the process, which yields events of ``env``.
+            generator: the process, which yields events of ``env``. Any other value that it yields
+                ends it with ``SimulationError``.
 
         Returns:
             The process, an event that fires when the generator returns.
@@ -256,8 +262,7 @@ class Simulation:
             SimulationError: the argument is no generator.
         """
         if not isinstance(generator, Generator):
-            allowed = "a generator, the result of a function with 'yield'"
-            raise refusal("Simulation.process", "generator", generator, allowed)
+            raise refusal("Simulation.process", "generator", generator, GENERATOR_IN_WORDS)
         process = self.env.process(generator)
         process.callbacks.append(_raise_failure)
         return process
@@ -427,7 +432,7 @@ class Simulation:
         """
         if self.stopped is None:
             self.stopped = reason
-            self.env.call(lambda: self.ended.succeed(self.stopped), LAST)
+            self.env.call(lambda: self.ended.happen(self.stopped), LAST)
 
     def interrupt(self) -> None:
         """End the run after all events of the present time, as interrupted by the user.

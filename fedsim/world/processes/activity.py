@@ -8,6 +8,7 @@ from typing import Any, Self
 import simpy
 
 from fedsim.clock.environment import CUT, NORMAL, Alarm, Environment
+from fedsim.clock.processes import OwnEvent
 from fedsim.clock.simulation import on_grid
 from fedsim.world.messages import Message, Messages
 from fedsim.world.steps import Outcome
@@ -66,7 +67,13 @@ def _is_awaited(event: simpy.Event) -> bool:
     return False
 
 
-class Activity(simpy.Event):
+class TimeEvent(OwnEvent):
+    """Event of ``World.until`` or ``World.timeout``, which fires at a simulated time."""
+
+    advice = "fedsim fires it at its time"
+
+
+class Activity(OwnEvent):
     """Message or computation that a process of the world has started, as a SimPy event.
 
     The value of the event is the activity itself. The event fires when the activity is done, or when
@@ -74,7 +81,8 @@ class Activity(simpy.Event):
     never fires. An activity is cancelled by ``cancel()``, by the end of a ``with``, and by an
     interrupt of the last process that waits for the activity, directly or in a condition. Its
     ``outcome`` is None before the end of the activity, and then ``done``, ``lost``, ``cancelled``
-    or, at the end of the run, ``stopped``.
+    or, at the end of the run, ``stopped``. Only fedsim fires an activity, so that ``succeed``,
+    ``fail`` and ``trigger`` raise ``SimulationError``.
 
     Example:
         >>> import fedsim
@@ -88,6 +96,8 @@ class Activity(simpy.Event):
         >>> message.outcome
         'cancelled'
     """
+
+    advice = "fedsim fires an activity when it is done or lost, and cancel() ends it before"
 
     def __init__(self, env: Environment, call: Call, on_end: Callable[[Self], object]) -> None:
         super().__init__(env)
@@ -114,7 +124,7 @@ class Activity(simpy.Event):
         """
         raise NotImplementedError
 
-    def end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome) -> None:
         """Store the outcome of the activity, and fire its event if it is ``done`` or ``lost``.
 
         The function ``on_end`` of the constructor is called last.
@@ -124,7 +134,7 @@ class Activity(simpy.Event):
         """
         self.outcome = outcome
         if outcome in ("done", "lost"):
-            self.succeed(self)
+            self.happen(self)
         self._on_end(self)
 
     def __enter__(self) -> Self:
@@ -150,7 +160,7 @@ class Sending(Activity):
         super().__init__(messages.simulation.env, call, on_end)
         self._messages = messages
         self.message = message
-        message.on_end = lambda _, outcome: self.end(outcome)
+        message.on_end = lambda _, outcome: self._end(outcome)
 
     @property
     def left(self) -> float:
@@ -238,9 +248,17 @@ class ComputeActivity(Activity):
         self._pace = pace
         self.set_end_alarm()
 
-    def cancel(self, outcome: Outcome = "cancelled") -> None:
+    def cancel(self) -> None:
         if self._environment.now < self.ends:
-            self.finish(outcome)
+            self.finish("cancelled")
+
+    def lose(self) -> None:
+        """End the computation as lost, because its device has become unavailable.
+
+        Has no effect on a computation that has ended, or that ends at this instant.
+        """
+        if self._environment.now < self.ends:
+            self.finish("lost")
 
     def finish(self, outcome: Outcome) -> None:
         """End the computation with an outcome, and fire its event; no effect if it has ended.
@@ -252,7 +270,7 @@ class ComputeActivity(Activity):
             if self._alarm is not None:
                 self._alarm.cancel()
             self._left_at_end = 0.0 if outcome == "done" else self.left
-            self.end(outcome)
+            self._end(outcome)
 
     def saved(self) -> ComputationState:
         """Return the constructor's arguments after ``on_end``, for a snapshot of the run.

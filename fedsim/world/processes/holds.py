@@ -174,7 +174,7 @@ class Holds:
             self._processes.emit("switch-off", device=device)
             self._tasks.switch_off(device)
             for computation in computations:
-                computation.cancel("lost")
+                computation.lose()
         elif not is_off:
             self._processes.emit("switch-on", device=device)
             self._tasks.switched_off.discard(device)

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import simpy
 
 from fedsim.clock.environment import Alarm, ProcessGenerator
+from fedsim.clock.processes import CheckedEvents
 from fedsim.common.errors import (
     CheckpointError,
     FedsimError,
@@ -18,7 +19,13 @@ from fedsim.common.errors import (
 )
 from fedsim.common.streams import Streams
 from fedsim.world.device_kinds import Capacity
-from fedsim.world.processes.activity import Call, ComputationState, ComputeActivity, Sending
+from fedsim.world.processes.activity import (
+    Call,
+    ComputationState,
+    ComputeActivity,
+    Sending,
+    TimeEvent,
+)
 from fedsim.world.processes.base import Process
 from fedsim.world.processes.holds import Holds
 from fedsim.world.processes.world import World
@@ -91,7 +98,7 @@ class Processes:
         # saved messages and computations that these calls return. None at other times.
         self._saved: dict[tuple[int, Call], list[Any]] | None = None
         # process ID and time (s) -> events of a restore whose alarms are not set again yet
-        self._waits: dict[tuple[int, float], list[simpy.Event]] = {}
+        self._waits: dict[tuple[int, float], list[TimeEvent]] = {}
         self.silent = False  # whether records are suppressed, during a restore and after the run
         self.acts: Counter[str] = Counter()  # record kind -> count of records by processes
         self.holds = Holds(self)
@@ -118,7 +125,7 @@ class Processes:
     def _run_process(self, spec: Process, world: World) -> ProcessGenerator:
         """Run a process; an error in it is raised with the kind of the process and the time."""
         try:
-            yield from spec.run(world)
+            yield from CheckedEvents(spec.run(world), self.simulation.env)
         except CheckpointError as error:
             raise CheckpointError(f"the process {spec.kind!r} {error}") from None
         except Exception as error:
@@ -294,10 +301,10 @@ class Processes:
             when: time until which the process waits (s).
         """
         events = self._waits.get((number, when))
-        event = events.pop(0) if events else self.simulation.env.event()
+        event = events.pop(0) if events else TimeEvent(self.simulation.env)
         self.wait(number, when, event)
 
-    def wait(self, number: int, when: float, event: simpy.Event) -> None:
+    def wait(self, number: int, when: float, event: TimeEvent) -> None:
         """Set an alarm that fires an event for which a process waits.
 
         While a run is restored, the alarm is only noted and set later. After the run it is not set.
@@ -310,4 +317,4 @@ class Processes:
         if self._saved is not None:
             self._waits.setdefault((number, when), []).append(event)
         elif not self.silent:
-            self.simulation.wake(("process", number), when, event.succeed)
+            self.simulation.wake(("process", number), when, event.happen)

@@ -34,6 +34,7 @@ from fedsim.world.processes.activity import (
     ComputationState,
     ComputeActivity,
     Sending,
+    TimeEvent,
 )
 from fedsim.world.processes.holds import Effects, Hold, Holds
 from fedsim.world.processes.values import DeviceFacts, indices, parse_quantity
@@ -64,7 +65,7 @@ class ProcessServices(Effects, Protocol):
     sending: dict[Sending, int]
     computed: int
 
-    def wait(self, number: int, when: float, event: simpy.Event) -> None:
+    def wait(self, number: int, when: float, event: TimeEvent) -> None:
         """Set an alarm at ``when`` (s) that fires an event, for which process ``number`` waits."""
 
     def take_saved(self, number: int, call: Call) -> Any:
@@ -185,7 +186,7 @@ class World:
         when = on_grid(when)
         if not self.now <= when < math.inf:
             raise SimulationError(f"a process cannot wait from {self.now!r} s until {when!r} s")
-        event = self.env.event()
+        event = TimeEvent(self.env)
         self._processes.wait(self._process_id, when, event)
         return event
 

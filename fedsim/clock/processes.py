@@ -1,0 +1,168 @@
+"""SimPy processes of users' code, and events that fedsim alone fires, with checks of wrong uses.
+
+SimPy ends a process that yields no event, or an event that fires twice, in an error that names
+neither the process nor what is allowed.
+"""
+
+import inspect
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from numbers import Real
+from pathlib import Path
+from types import GeneratorType
+from typing import ClassVar, NoReturn
+
+import simpy
+from simpy.events import Event
+
+from fedsim.clock.environment import Environment, ProcessGenerator
+from fedsim.common.arguments import refusal
+from fedsim.common.errors import SimulationError, show_value
+
+GENERATOR_IN_WORDS = "a generator, the result of a function with 'yield'"
+_EVENTS_IN_WORDS = (
+    "an event of this run, such as world.timeout(5.0), world.send(...) or env.event() returns"
+)
+
+
+class CheckedEvents(Generator[Event, object, object]):
+    """Generator of a SimPy process that passes on the events of another one, and no other value.
+
+    Values, exceptions and the result pass through unchanged. If the other generator yields a value
+    for which a process cannot wait, it is closed, and ``SimulationError`` is raised.
+
+    Args:
+        events: the generator of the process.
+        env: the environment of the process, to which its events have to belong.
+    """
+
+    __slots__ = ("__name__", "_env", "_events", "_send", "_throw")
+
+    def __init__(self, events: ProcessGenerator, env: simpy.Environment) -> None:
+        self._events = events
+        self._env = env
+        self._send = events.send
+        self._throw: Callable[..., Event] = events.throw
+        # SimPy shows it as the name of the process
+        self.__name__ = getattr(events, "__name__", type(events).__name__)
+
+    def send(self, value: object) -> Event:
+        event = self._send(value)
+        if isinstance(event, Event) and event.env is self._env:
+            return event
+        raise self._refusal(event)
+
+    def throw(self, error: object, *rest: object) -> Event:
+        event = self._throw(error, *rest)
+        if isinstance(event, Event) and event.env is self._env:
+            return event
+        raise self._refusal(event)
+
+    def close(self) -> None:
+        self._events.close()
+
+    def _refusal(self, value: object) -> SimulationError:
+        """Close the generator, and return the error that names it and the value that it has yielded."""
+        owner = _name_of(_innermost(self._events))
+        with suppress(Exception):  # such as an error of a ``finally``
+            self._events.close()
+        shown = show_value(value)
+        if isinstance(value, Event):
+            shown += ", an event of another environment"
+        return SimulationError(
+            f"{owner} yields {shown}; allowed is {_EVENTS_IN_WORDS}{_hint_at(value)}"
+        )
+
+
+def _innermost(events: object) -> object:
+    """Return the generator that yields the values of a generator, by ``yield from`` in it."""
+    while isinstance(events, GeneratorType):
+        inner = events.gi_yieldfrom
+        if not isinstance(inner, GeneratorType):
+            return events
+        events = inner
+    return events
+
+
+def _name_of(events: object) -> str:
+    """Return the name of a waiting generator with its file and line, such as ``run (my.py, line 3)``."""
+    name = getattr(events, "__qualname__", type(events).__qualname__)
+    name = name.rpartition("<locals>.")[2]
+    frame = getattr(events, "gi_frame", None)
+    if frame is None:
+        return name
+    return f"{name} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+
+
+def _hint_at(value: object) -> str:
+    """Return a hint at the event that users may mean by a value that is no event, or ""."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        shown = show_value(value)
+        return (
+            f"; to wait {shown} s, yield world.timeout({shown}), or env.timeout({shown}) of a bare "
+            "clock"
+        )
+    if isinstance(value, Generator):
+        return "; to go on with another generator, use 'yield from'"
+    if inspect.iscoroutine(value):
+        value.close()  # it is never awaited, of which Python would warn
+        return "; a process waits by 'yield', not by 'await'"
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return "; to wait for several events, yield env.all_of([...]) or env.any_of([...])"
+    return ""
+
+
+class CheckedEnvironment(Environment):
+    """Environment of a run, whose processes may yield nothing but events of this environment."""
+
+    def process(self, generator: ProcessGenerator) -> simpy.Process:
+        """Start a SimPy process at the present time.
+
+        Args:
+            generator: the process, which yields events of this environment.
+
+        Returns:
+            The process, an event that fires when the generator returns.
+
+        Raises:
+            SimulationError: the argument is no generator.
+        """
+        # a coroutine, which SimPy takes, has no events to yield
+        if not isinstance(generator, Generator):
+            raise refusal("env.process", "generator", generator, GENERATOR_IN_WORDS)
+        return simpy.Process(self, CheckedEvents(generator, self))
+
+
+class OwnEvent(Event):
+    """Event that fedsim alone fires; users' code may wait for it.
+
+    Attributes:
+        advice: in words, who fires events of the class, and what users' code can do instead.
+    """
+
+    advice: ClassVar[str]
+
+    def happen(self, value: object = None) -> None:
+        """Fire the event, as ``succeed`` does for other events.
+
+        Args:
+            value: value that waiting processes receive.
+        """
+        super().succeed(value)
+
+    def succeed(self, value: object = None) -> NoReturn:
+        self._refuse("succeed")
+
+    def fail(self, exception: Exception) -> NoReturn:
+        self._refuse("fail")
+
+    def trigger(self, event: Event) -> NoReturn:
+        self._refuse("trigger")
+
+    def _refuse(self, method: str) -> NoReturn:
+        raise SimulationError(
+            f"{type(self).__name__}.{method}: {self.advice}; env.event() makes an event of your own"
+        )
+
+
+__all__ = ["GENERATOR_IN_WORDS", "CheckedEnvironment", "CheckedEvents", "OwnEvent"]
