@@ -19,6 +19,7 @@ import fedsim
 from fedsim.clock.executors import Inline
 from fedsim.common.errors import FedsimError, SimulationError, show_value
 from fedsim.common.returns import guard
+from fedsim.federation.contents import payloads
 from fedsim.federation.round_checks import find_wrong_model
 from fedsim.lab.audit import audit
 from fedsim.plugin import (
@@ -144,7 +145,6 @@ SPOTS: dict[str, Callable[[Any, Any], Any]] = {
 NEEDS = {
     "Work.flops": "population.device, which says so in its own error",
     "ModelCut.size": "a model that has no such cut says so in its own error",
-    "layers": "model.memory, without which the audit says that no layers may be left out",
 }
 """Field -> what an accepted value needs, so that it is not tried in the run."""
 
@@ -188,13 +188,13 @@ class Mean(Strategy[Any]):
         return self.facts_of_run
 
 
-def run(folder: Path, devices: int = 2) -> None:
+def run(folder: Path, devices: int = 2, kind: str = "Mean") -> None:
     scenario = fedsim.Scenario(
         data={"source": "digits"},
         model={"kind": "logistic"},
         population={"devices": devices, "speed": "100 samples/s"},
         network={"kind": "star", "device": {"up": "10 kB/s", "down": "10 kB/s"}},
-        strategy={"kind": f"{HERE}Mean"},
+        strategy={"kind": f"{HERE}{kind}"},
         stop={"simulated_time": "100000 s"},
     )
     asyncio.run(Job(scenario, folder, Inline()).execute())
@@ -206,6 +206,57 @@ def called(base: type, name: str, function: Callable[..., Any], *arguments: Any)
     own: Any = type(base)("Mine", (base,), names)
     guard(own, "strategy")
     return getattr(own, name)(None, *arguments)
+
+
+ANSWERS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda update: None,
+    "empty": lambda update: {},
+    "number": lambda update: {"loss": 0.5},
+    "header": lambda update: {"samples": fedsim.plugin.Header(3)},
+    "model": lambda update: {"update": update},
+    "model in a header": lambda update: {"update": fedsim.plugin.Header(update)},
+    "model in a dict": lambda update: {"update": fedsim.plugin.Opaque({"of": [update]}, 8.0)},
+}
+"""Name -> function of an update that makes an answer."""
+
+
+class Answering(Client[Any]):
+    """Trains, and answers as the request says."""
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Any:
+        return ANSWERS[instruction["answer"]](result.update)
+
+
+class OneRound(Strategy[Any]):
+    """Asks a device for each answer in one round, and aggregates the answers in ``aggregated``."""
+
+    Client = Answering
+    aggregated: ClassVar[tuple[str, ...]] = ()
+
+    async def on_start(self) -> None:
+        self.state.update(model=self.server.models.initial(), answers=[], open=len(ANSWERS))
+        self.server.begin_round(0)
+        for device, answer in enumerate(ANSWERS):
+            contents = {"model": self.state["model"], "answer": fedsim.plugin.Header(answer)}
+            self.server.ask(device, contents, round=0)
+
+    async def on_task_end(self, message: Any) -> None:
+        self.state["open"] -= 1
+        if message.asked["answer"] in self.aggregated:
+            self.state["answers"].append(message.task)
+        if self.state["open"]:
+            return
+        tasks = self.state["answers"]
+        if tasks:
+            self.server.emit(
+                "aggregate", round=0, tasks=tasks, weights=[1 / len(tasks)] * len(tasks)
+            )
+        counts = {"selected": len(ANSWERS), "valid": len(ANSWERS), "slow": 0, "disconnected": 0}
+        await self.server.finish_round(0, self.models(), [], **counts)
+        self.server.stop("one round")
+
+    def models(self) -> Any:
+        return {"global": (self.state["model"], None)}
 
 
 class Handed(Client[Any]):
@@ -256,6 +307,67 @@ def test_wrong_fields_of_steps_are_refused_by_name_or_do_no_harm(tmp_path: Path)
     assert not any(audit(tmp_path / "run").values())
     assert 80 < len(accepted) < 150
     assert len([*cases()]) > 600
+
+
+WITH_MODEL = tuple(answer for answer in ANSWERS if answer.startswith("model"))
+
+
+@pytest.mark.parametrize("left_out", [(), *[(answer,) for answer in WITH_MODEL], WITH_MODEL])
+def test_answers_with_a_model_have_to_be_aggregated_and_no_others(
+    left_out: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aggregated = tuple(answer for answer in WITH_MODEL if answer not in left_out)
+    monkeypatch.setattr(OneRound, "aggregated", aggregated)
+    run(tmp_path / "run", devices=len(ANSWERS), kind="OneRound")
+    findings = {name: sorted(lines) for name, lines in audit(tmp_path / "run").items() if lines}
+    tasks = [[*ANSWERS].index(answer) for answer in left_out]
+    says = [f"task {task} was done in time, but no aggregation counts it" for task in tasks]
+    assert findings == ({"every valid update was aggregated once": says} if says else {})
+    events = RunFolder(tmp_path / "run").events
+    (record,) = [event for event in events if event["kind"] == "no-update"]
+    assert sorted(record["data"]["tasks"]) == [0, 1, 2, 3]
+
+
+def test_an_update_of_numbers_may_be_aggregated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneRound, "aggregated", (*WITH_MODEL, "number"))
+    run(tmp_path / "run", devices=len(ANSWERS), kind="OneRound")
+    assert not any(audit(tmp_path / "run").values())
+
+
+def test_layers_of_a_training_are_fedsims_to_set() -> None:
+    with pytest.raises(SimulationError, match=r"whose layers is 1 and not None, as fedsim sets it"):
+        called(Client, "work", lambda *_: train(None, layers=1), None, None)
+    with pytest.raises(SimulationError, match=r"Mine\.training .* a Training whose layers is 2"):
+        called(Client, "training", lambda *_: Training(None, layers=2), None, None)
+
+
+PLACES: dict[str, Any] = {
+    "tuples": ((0, 2), (5, 7)),
+    "lists": [[0, 2], [5, 7]],
+    "numbers of numpy": ((np.int64(0), np.int32(2)), (np.uint8(5), np.int64(7))),
+    "array": np.array([[0, 2], [5, 7]]),
+    "list of arrays": [np.array([0, 2]), np.array([5, 7])],
+}
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_places_of_a_partial_are_plain_numbers(places: str) -> None:
+    partial = fedsim.plugin.Partial(None, None, PLACES[places])  # type: ignore[arg-type]
+    assert partial.places == ((0, 2), (5, 7))
+    assert {type(number) for pair in partial.places for number in pair} == {int}
+    assert partial.count == 4
+
+
+def test_wrong_places_of_a_partial_are_refused_as_they_are() -> None:
+    ref = fedsim.learning.refs.Ref("m", 0, None)
+    for value in [*ODD.values(), ((0, np.float64(1.5)),), ((2, 1),), ((np.int64(-1), 1),), [(0,)]]:
+        if isinstance(value, list) and not value:
+            continue  # a message of no parameters
+        with pytest.raises(SimulationError, match="a Partial with places=") as caught:
+            payloads({"update": fedsim.plugin.Partial(ref, ref, value)}, None)  # type: ignore[arg-type]
+        assert show_value(value) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["training", "limit", "work", "computed", "reply", "real"])

@@ -345,7 +345,8 @@ class Training:
         result: ``model``: the result is the trained model; ``last-gradient``: it is the gradient of
             the last step.
         layers: count of last layers that are trained, as the device has no memory for more; None:
-            all. The tensors of earlier layers are in ``held``.
+            all. The tensors of earlier layers are in ``held``. fedsim alone sets it
+            (``population.short_of_memory``).
 
     Raises:
         SimulationError: the former keywords ``epochs``, ``steps`` and ``only_batch`` contradict

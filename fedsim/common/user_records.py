@@ -19,6 +19,7 @@ OWN_KINDS: Mapping[str, str] = {
     "step-start": _OF_TASKS,
     "step-end": _OF_TASKS,
     "task-end": _OF_TASKS,
+    "no-update": "Server.finish_round adds them for answers without a model",
     "message": "Peer.send and World.send add them",
     "edge-transfer": "ServerEdges.carry adds them",
     "server-transfer": "Server.exchange adds them",

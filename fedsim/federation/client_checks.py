@@ -126,7 +126,12 @@ _RULES: Mapping[type, Mapping[str, ArgumentRule]] = {
         "share": _with_numpy(number(least=0.0)),
         "cut": optional(instance(ModelCut, "a ModelCut")),
         "result": one_of("model", "last-gradient"),
-        "layers": optional(whole(1)),
+        # fedsim sets it after the check, and then also keeps the earlier layers fixed
+        "layers": ArgumentRule(
+            lambda _, value: value is None,
+            "None, as fedsim sets it where population.short_of_memory is 'fewer-layers'; 'held' "
+            "keeps parameters of your choice fixed",
+        ),
     },
     Limit: {
         "stop_at": optional(_TIME),

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from fedsim.common.arguments import is_number, is_whole
+from fedsim.common.arguments import is_number, is_whole, plain
 from fedsim.common.errors import SimulationError, nearest, show_value
 from fedsim.common.saved import saved
 from fedsim.common.training import Places
@@ -106,12 +106,18 @@ class Partial:
         rest: the model of which the receiver has all further tensors, which cost no bytes;
             ``model`` itself if the receiver has these tensors of ``model``.
         places: ranges of the parameters that are sent: pairs (begin, end) of positions in the array
-            of all parameters of the model, ascending.
+            of all parameters of the model, ascending. Numbers of numpy become plain numbers.
     """
 
     model: Ref
     rest: Ref
     places: Places
+
+    def __post_init__(self) -> None:
+        places = plain(self.places)
+        # other values are refused when the message is sent, by the name of the content
+        if isinstance(places, list) and all(map(is_range, places)):
+            object.__setattr__(self, "places", tuple(map(tuple, places)))
 
     @property
     def count(self) -> int:
@@ -241,6 +247,19 @@ def has_model(contents: Contents) -> bool:
             if isinstance(content, Ref | Partial):
                 return True
     return False
+
+
+def holds_model(value: object) -> bool:
+    """Return whether a value that the receiver of a message gets is a model, or contains one.
+
+    Args:
+        value: the value; lists, tuples and mappings are searched.
+    """
+    if isinstance(value, Mapping):
+        return any(map(holds_model, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(holds_model, value))
+    return isinstance(value, Ref | Partial)
 
 
 def received(contents: Contents) -> dict[str, Any]:

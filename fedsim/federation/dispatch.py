@@ -241,7 +241,8 @@ class Dispatch:
         if outcome == "done":
             contents = self.client_side.on_answer_arrived(task, context)
             if task.round is not None:  # the round's record ``aggregate`` must list the update
-                self.updates.add(task.id, task.device, task.round, contents)
+                has_trained = any(task.trained)
+                self.updates.add(task.id, task.device, task.round, contents, has_trained)
         end = TaskEnd(
             task.id,
             task.device,

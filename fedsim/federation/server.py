@@ -202,8 +202,8 @@ class Server:
         or earlier if the device is back.
 
         A task with a ``round`` counts among the tasks of the round, and its update has to be
-        aggregated (``finish_round``). Leave ``round`` out for any other task, such as a probe or a
-        test.
+        aggregated (``finish_round``), unless its answer has no model. Leave ``round`` out for any
+        other task, such as a probe or a test.
 
         Args:
             device: ID of a device without a running task.
@@ -503,6 +503,10 @@ class Server:
                 f"round {round_number} is finished after round {last_round}; allowed is each round "
                 "once, ascending"
             )
+        without_model = self._updates.without_model
+        if without_model:
+            self._updates.without_model = []
+            self._simulation.record("no-update", {"round": round_number, "tasks": without_model})
         # ``NOT_MEASURED`` has None for each measure
         fields = {"round": round_number, **NOT_MEASURED, **figures, **counts}
         self._simulation.record("round", fields)

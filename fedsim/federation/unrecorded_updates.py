@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypedDict
 
 from fedsim.common.errors import SimulationError
-from fedsim.federation.contents import Contents
+from fedsim.federation.contents import Contents, holds_model
 from fedsim.federation.round_result import Measured
 from fedsim.learning.refs import Ref
 
@@ -21,6 +21,7 @@ class UnrecordedUpdatesState(TypedDict):
 
     unrecorded: dict[int, tuple[int, list[int]]]
     continuable: dict[int, tuple[int, int]]
+    without_model: list[int]
 
 
 class UnrecordedTask(NamedTuple):
@@ -48,13 +49,19 @@ class UnrecordedUpdates:
             each answer that no record ``aggregate`` has listed.
         continuable: device -> ID and round of the device's last task, if that task is done and was
             asked for a round.
+        without_model: IDs of the tasks that have trained in the present round and whose answers
+            have no model, so that no aggregation has to list them. The record ``no-update`` lists
+            them at the end of the round.
     """
 
     def __init__(self) -> None:
         self.unrecorded: dict[int, tuple[int, list[int]]] = {}
         self.continuable: dict[int, tuple[int, int]] = {}
+        self.without_model: list[int] = []
 
-    def add(self, task: int, device: int, round_number: int, contents: Contents) -> None:
+    def add(
+        self, task: int, device: int, round_number: int, contents: Contents, has_trained: bool
+    ) -> None:
         """Store the answer of a task that is done, until a record lists the task as aggregated.
 
         Called only for tasks that were asked for a round.
@@ -64,11 +71,14 @@ class UnrecordedUpdates:
             device: ID of its device.
             round_number: index of the task's round, from 0.
             contents: the contents of the answer by name.
+            has_trained: whether the task finished an epoch of a training.
         """
         self.continuable[device] = task, round_number
         serials = [value.serial for value in contents.values() if type(value) is Ref]
         if serials:
             self.unrecorded[task] = round_number, serials
+        elif has_trained and not holds_model(contents):
+            self.without_model.append(task)
 
     def continue_task(self, device: int, round_number: int | None) -> None:
         """Remove the answer of a device's last task, because the device's next task continues it.
@@ -86,6 +96,8 @@ class UnrecordedUpdates:
         task, last_round = self.continuable.get(device, (None, None))
         if task is not None and last_round == round_number:
             self.unrecorded.pop(task, None)
+            if task in self.without_model:
+                self.without_model.remove(task)
             return
         obstacle = f"was last asked in round {last_round}"
         if task is None:
@@ -135,9 +147,14 @@ class UnrecordedUpdates:
 
     def snapshot(self) -> UnrecordedUpdatesState:
         """Return the state that a checkpoint saves; ``restore`` sets it in a resumed run."""
-        return {"unrecorded": self.unrecorded, "continuable": self.continuable}
+        return {
+            "unrecorded": self.unrecorded,
+            "continuable": self.continuable,
+            "without_model": self.without_model,
+        }
 
     def restore(self, state: UnrecordedUpdatesState) -> None:
         """Set the state that ``snapshot`` returned, when a run is resumed from a checkpoint."""
         self.unrecorded = state["unrecorded"]
         self.continuable = state["continuable"]
+        self.without_model = state.get("without_model", [])  # earlier checkpoints lack it

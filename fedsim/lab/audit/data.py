@@ -150,7 +150,7 @@ class _QueueData(NamedTuple):
         return cls(data["direction"], int(data["slots"]))
 
 
-class _LostUpdatesData(NamedTuple):
+class _TasksData(NamedTuple):
     tasks: list[int]
 
     @classmethod
@@ -295,7 +295,8 @@ _ROW_TYPES: Mapping[str, type[_DataRow]] = {
     "shift": _ShiftData,
     "pace": _PaceData,
     "queue": _QueueData,
-    "updates-lost": _LostUpdatesData,
+    "updates-lost": _TasksData,
+    "no-update": _TasksData,
     "aggregate": _AggregationData,
     "edges-combined": _EdgesCombinedData,
     "round-start": _RoundStartData,

@@ -78,6 +78,7 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
     ended so has to be aggregated, with these exceptions:
 
     - A task without a round (profiling), or a task that the device's next task continues.
+    - A task whose answer has no model (record ``no-update``).
     - An update that was lost with an edge server.
     - An update that arrives after the last aggregation.
     - If the strategy has no rounds: an update of the same instant as the aggregation, or of a
@@ -90,13 +91,14 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
     aggregated_tasks = aggregates["tasks"].to_dict()
     has_rounds = aggregates["has_rounds"].to_dict()
     lost_tasks = evidence.data_of("updates-lost")["tasks"].to_dict()
+    tasks_without_model = evidence.data_of("no-update")["tasks"].to_dict()
     idle_rows = set(np.flatnonzero(evidence.is_idle_training).tolist())
     continued = _continued_tasks(evidence)
     kinds = events["kind"]
     ends_training = (kinds == "step-end") & (events["step"] == "train")
     begins_continuation = events.index.isin([*continued])
     ends_done = (kinds == "task-end") & (events["outcome"] == "done")
-    is_of_server = kinds.isin(("updates-lost", "aggregate", "round"))
+    is_of_server = kinds.isin(("no-update", "updates-lost", "aggregate", "round"))
     records = events[ends_training | begins_continuation | ends_done | is_of_server]
     records = records[["time", "kind", "task", "round", "group"]]
     book = _UpdateBook()
@@ -108,6 +110,8 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
             book.note_continuation(continued[row])
         elif kind == "task-end":
             book.note_done(task, time, group)
+        elif kind == "no-update":
+            book.note_without_model(tasks_without_model[row])
         elif kind == "updates-lost":
             book.note_lost(lost_tasks[row])
         elif kind == "aggregate":
@@ -183,6 +187,17 @@ class _UpdateBook:
         self._aggregated.discard(task)
         if task in self._trained_in_round:
             self._must_aggregate[task] = time, group
+
+    def note_without_model(self, tasks: Iterable[int]) -> None:
+        """Note that the answers of tasks have no model, so that no aggregation has to count them.
+
+        An aggregation may count them all the same, as a strategy may send updates as numbers.
+
+        Args:
+            tasks: IDs of the tasks.
+        """
+        for task in tasks:
+            self._must_aggregate.pop(task, None)
 
     def note_lost(self, tasks: Iterable[int]) -> None:
         """Note that the updates of tasks were lost with an edge server.
