@@ -500,7 +500,7 @@ def test_an_entry_of_the_summary_that_fedsim_adds_is_refused(
     async def play(strategy: Mean) -> None:
         strategy.server.stop("enough")
 
-    monkeypatch.setattr(Mean, "play", play)
+    monkeypatch.setattr(Mean, "play", play, raising=False)
     monkeypatch.setattr(Mean, "facts_of_run", {name: 1})
     with pytest.raises(SimulationError, match=f"Mean.facts returns '{name}', an entry"):
         run(tmp_path / "run")

@@ -22,8 +22,10 @@ from math import inf
 from typing import Any
 
 import simpy
-from simpy.events import NORMAL, URGENT, Event, EventPriority, ProcessGenerator
+from simpy.events import NORMAL, URGENT, Event, EventPriority
 
+from fedsim.clock.processes import GENERATOR_IN_WORDS, CheckedEvents, ProcessGenerator
+from fedsim.common.arguments import refusal
 from fedsim.common.errors import SimulationError
 
 CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
@@ -230,6 +232,23 @@ class Environment(simpy.Environment):
         self._background: set[str] = set()  # kinds of alarms that do not prevent the end of a run
         # whether the run takes snapshots, so that each alarm needs an entry in ``_rearms``
         self._is_saved = False
+
+    def process(self, generator: ProcessGenerator) -> simpy.Process:
+        """Start a SimPy process at the present time.
+
+        Args:
+            generator: the process, which yields events of this environment, and no other value.
+
+        Returns:
+            The process, an event that fires when the generator returns.
+
+        Raises:
+            SimulationError: the argument is no generator.
+        """
+        # a coroutine, which SimPy takes, has no events to yield
+        if not isinstance(generator, Generator):
+            raise refusal("env.process", "generator", generator, GENERATOR_IN_WORDS)
+        return simpy.Process(self, CheckedEvents(generator, self))
 
     def peek(self) -> float:
         """Return the time of the next event (s), except cancelled alarms; infinity if none."""

@@ -13,10 +13,8 @@ from types import GeneratorType
 from typing import ClassVar, NoReturn
 
 import simpy
-from simpy.events import Event
+from simpy.events import Event, ProcessGenerator
 
-from fedsim.clock.environment import Environment, ProcessGenerator
-from fedsim.common.arguments import refusal
 from fedsim.common.errors import SimulationError, show_value
 
 GENERATOR_IN_WORDS = "a generator, the result of a function with 'yield'"
@@ -88,7 +86,7 @@ def _name_of(events: object) -> str:
     """Return the name of a waiting generator with its file and line, such as ``run (my.py, line 3)``."""
     name = getattr(events, "__qualname__", type(events).__qualname__)
     name = name.rpartition("<locals>.")[2]
-    frame = getattr(events, "gi_frame", None)
+    frame = events.gi_frame if isinstance(events, GeneratorType) else None
     if frame is None:
         return name
     return f"{name} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
@@ -112,25 +110,14 @@ def _hint_at(value: object) -> str:
     return ""
 
 
-class CheckedEnvironment(Environment):
-    """Environment of a run, whose processes may yield nothing but events of this environment."""
+def raise_failure(process: Event) -> None:
+    """Raise the exception with which a SimPy process has failed, if it has failed.
 
-    def process(self, generator: ProcessGenerator) -> simpy.Process:
-        """Start a SimPy process at the present time.
-
-        Args:
-            generator: the process, which yields events of this environment.
-
-        Returns:
-            The process, an event that fires when the generator returns.
-
-        Raises:
-            SimulationError: the argument is no generator.
-        """
-        # a coroutine, which SimPy takes, has no events to yield
-        if not isinstance(generator, Generator):
-            raise refusal("env.process", "generator", generator, GENERATOR_IN_WORDS)
-        return simpy.Process(self, CheckedEvents(generator, self))
+    SimPy would raise a copy, which lacks the traceback.
+    """
+    if not process.ok:
+        assert isinstance(process.value, BaseException)
+        raise process.value
 
 
 class OwnEvent(Event):
@@ -165,4 +152,4 @@ class OwnEvent(Event):
         )
 
 
-__all__ = ["GENERATOR_IN_WORDS", "CheckedEnvironment", "CheckedEvents", "OwnEvent"]
+__all__ = ["GENERATOR_IN_WORDS", "CheckedEvents", "OwnEvent", "ProcessGenerator", "raise_failure"]

@@ -35,7 +35,7 @@ from fedsim.clock.environment import (
     ProcessGenerator,
 )
 from fedsim.clock.executors import Executor, Inline
-from fedsim.clock.processes import GENERATOR_IN_WORDS, CheckedEnvironment, OwnEvent
+from fedsim.clock.processes import GENERATOR_IN_WORDS, OwnEvent, raise_failure
 from fedsim.common.arguments import (
     CALLABLE,
     FLAG,
@@ -205,7 +205,7 @@ class Simulation:
     def __init__(
         self, blueprint: Blueprint | None = None, *, executor: Executor | None = None
     ) -> None:
-        self.env: Environment = CheckedEnvironment()
+        self.env = Environment()
         self.env.moved = self._move
         self.now = 0.0  # a copy of ``env.now``, which is slow to read
         self.end = CLOCK_END_S
@@ -264,7 +264,7 @@ class Simulation:
         if not isinstance(generator, Generator):
             raise refusal("Simulation.process", "generator", generator, GENERATOR_IN_WORDS)
         process = self.env.process(generator)
-        process.callbacks.append(_raise_failure)
+        process.callbacks.append(raise_failure)
         return process
 
     def wake(
@@ -615,16 +615,6 @@ class Simulation:
             self.env.handling = False
         # once the computation is done, this method is called again for the rest of the handler
         self.env.pending = awaited.work, partial(self._handle, handler)
-
-
-def _raise_failure(process: simpy.events.Event) -> None:
-    """Raise the exception with which a SimPy process has failed, if it has failed.
-
-    SimPy would raise a copy, which lacks the traceback.
-    """
-    if not process.ok:
-        error: Any = process.value
-        raise error
 
 
 __all__ = [

@@ -347,7 +347,9 @@ def test_families_without_a_server_or_rounds_are_refused_by_name(
     for draw in (draw_rounds, measure_waiting):
         with pytest.raises(NothingToDrawError, match="fedasync has no rounds that a server opens"):
             draw(*[series_of(roundless), 3.5][: 2 if draw is draw_rounds else 1])
-    with pytest.raises(NothingToDrawError, match="fedasync records no assignment of a device to a group"):
+    with pytest.raises(
+        NothingToDrawError, match="fedasync records no assignment of a device to a group"
+    ):
         draw_migration([series_of(roundless)], 3.5)
 
 
