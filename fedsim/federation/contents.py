@@ -183,7 +183,7 @@ def _bytes(name: str, value: Any, sizes: EncodedSizes) -> float:
                 )
             return value.bytes
         case Lazy():
-            if not is_whole(value.count) or not is_size(4 * value.count):
+            if not _is_count(value.count):
                 count = f"Lazy with count={show_value(value.count)}"
                 raise _content_error(name, count, "a whole number of 0 or more")
             return value.count * _NUMBER_BYTES
@@ -208,6 +208,12 @@ def is_size(value: object) -> bool:
     return is_number(value) and 0 <= cast(float, value) <= _MOST_BYTES
 
 
+def _is_count(value: object) -> bool:
+    """Return whether a value is a count of numbers whose bytes are a size of a content."""
+    # a product of ints, as an int may be too large for a float
+    return is_whole(value) and is_size(int(_NUMBER_BYTES) * cast(int, value))
+
+
 def is_range(value: object) -> bool:
     """Return whether a value is a range of parameters of a model, (begin, end)."""
     if not isinstance(value, tuple | list) or len(value) != 2 or not all(map(is_whole, value)):
@@ -222,7 +228,7 @@ def _check_partial(name: str, content: Partial) -> None:
         raise _content_error(name, f"Partial of {show_value(model)}", "two models (Ref)", are=True)
     places = content.places
     is_list = isinstance(places, list | tuple) and all(map(is_range, places))
-    if not is_list or not is_size(4 * content.count):
+    if not is_list or not _is_count(content.count):
         allowed = "a list of ranges (begin, end)"
         raise _content_error(name, f"Partial with places={show_value(places)}", allowed)
 
