@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 
 import numpy as np
@@ -189,7 +190,11 @@ def test_messages_that_come_twice_count_once(tmp_path: Path) -> None:
 
 
 class HoldingGrid(ThreadGrid):
-    """The first answer of the first device is held back until the third round has begun."""
+    """The first answer of the first device is held back until the third round has begun.
+
+    The server gets no answer before all nodes have given theirs, so that each node has downloaded
+    its request before the round ends.
+    """
 
     held = ""
 
@@ -202,8 +207,10 @@ class HoldingGrid(ThreadGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         names = list(message_ids)
-        if self.held in names and self._count < 3 * NODES:
+        is_round_asked = self._count % NODES == 0
+        if not is_round_asked or (self.held in names and self._count < 3 * NODES):
             return []
+        wait(list(self._replies.values()))
         return super().pull_messages(names)
 
 
