@@ -118,6 +118,8 @@ class UnrecordedUpdates:
         """
         for task in tasks:
             self.unrecorded.pop(task, None)
+            if task in self.without_model:
+                self.without_model.remove(task)
 
     def find(self, updates: Sequence[Measured]) -> list[UnrecordedTask]:
         """Return the tasks of the given updates that no record ``aggregate`` has listed so far.

@@ -280,6 +280,23 @@ def test_damage_to_the_story_is_found(
     assert check in found(tiny_run)
 
 
+@pytest.mark.parametrize("which", ["aggregated", "late", "unknown"])
+def test_only_an_update_that_is_due_is_excused_by_an_answer_without_a_model(
+    tiny_run: Path, which: str
+) -> None:
+    def excuse(rows: Rows) -> Rows:
+        late = next(row["task"] for row in rows if row["outcome"] in ("late", "lost"))
+        end = first(rows, kind="round", round=rows[first(rows, task=late)]["round"])
+        aggregate = first(rows, kind="aggregate", round=rows[end]["round"])
+        (aggregated, *_) = json.loads(rows[aggregate]["data"])["tasks"]
+        task = {"aggregated": aggregated, "late": late, "unknown": 10**6}[which]
+        excused = rows[end] | {"kind": "no-update", "data": json.dumps({"tasks": [task]})}
+        return [*rows[:end], excused, *rows[end:]]
+
+    events(excuse)(tiny_run)
+    assert found(tiny_run) == {"every valid update was aggregated once"}
+
+
 @pytest.mark.parametrize(
     ("forged", "check"),
     [

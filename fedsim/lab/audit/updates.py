@@ -111,7 +111,7 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
         elif kind == "task-end":
             book.note_done(task, time, group)
         elif kind == "no-update":
-            book.note_without_model(tasks_without_model[row])
+            yield from book.note_without_model(tasks_without_model[row])
         elif kind == "updates-lost":
             book.note_lost(lost_tasks[row])
         elif kind == "aggregate":
@@ -137,8 +137,8 @@ class _UpdateBook:
     """Bookkeeping of updates: which may be aggregated, and which have to be aggregated.
 
     The audit calls a method for each record of the run, in their order. The ``note_`` methods
-    remember which updates may or must be aggregated; ``aggregate`` and ``close_round`` yield
-    findings.
+    remember which updates may or must be aggregated. ``note_without_model``, ``aggregate`` and
+    ``close_round`` yield findings.
     """
 
     def __init__(self) -> None:
@@ -188,16 +188,21 @@ class _UpdateBook:
         if task in self._trained_in_round:
             self._must_aggregate[task] = time, group
 
-    def note_without_model(self, tasks: Iterable[int]) -> None:
+    def note_without_model(self, tasks: Iterable[int]) -> Iterator[str]:
         """Note that the answers of tasks have no model, so that no aggregation has to count them.
 
-        An aggregation may count them all the same, as a strategy may send updates as numbers.
+        Yield a finding for each task whose update was not due: it has ended otherwise, has trained
+        nothing, or an aggregation has counted it already.
 
         Args:
             tasks: IDs of the tasks.
         """
         for task in tasks:
-            self._must_aggregate.pop(task, None)
+            if self._must_aggregate.pop(task, None) is None:
+                yield (
+                    f"a record no-update lists task {task}, of which no aggregation had to count "
+                    "an update by then"
+                )
 
     def note_lost(self, tasks: Iterable[int]) -> None:
         """Note that the updates of tasks were lost with an edge server.
