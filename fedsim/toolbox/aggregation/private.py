@@ -202,7 +202,7 @@ def _epsilon_by_loss_distributions(noise: float, draws: Draws, delta: float) -> 
     """Compute the epsilon of all rounds by the distributions of the privacy loss (``epsilon``)."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
-    losses: list[Any] = []  # of the rounds with the same counts together
+    losses: list[Any] = []  # one for all rounds with equal counts
     for (clients, devices), rounds in sorted(draws.items()):
         # Losses are rounded up to multiples of the interval, so that epsilon is never too small.
         loss = from_gaussian_mechanism(
@@ -217,7 +217,7 @@ def _epsilon_by_divergences(noise: float, draws: Draws, delta: float) -> float:
     """Compute the epsilon of all rounds by Renyi divergences (``epsilon``)."""
     from dp_accounting.rdp import compute_epsilon
 
-    orders: Sequence[float] = ()  # always the same
+    orders: Sequence[float] = ()  # equal in all rounds
     divergences = []
     for (clients, devices), rounds in sorted(draws.items()):
         orders, divergence = _divergence(noise, clients / devices)
@@ -434,7 +434,7 @@ class Private(Aggregation):
             clip=self.clip if is_central else None,
             adapted=bool(adapted_clips),
             otherwise=otherwise,
-            leave_out=True,  # models that are not finite
+            leave_out=True,  # leaves out models that are not finite
             stream=("noise", stream_id),
         )
 

@@ -35,7 +35,7 @@ class Robust(Aggregation):
     function: ClassVar[Function | None] = None
     """Pure function that computes the model from the finite updates, in order of arrival.
 
-    All keys except ``kind`` are its keyword arguments.
+    All keys of the aggregation except ``kind`` are keyword arguments of the function.
     """
 
     protection: ClassVar[Protection | None] = "robust"
@@ -66,8 +66,8 @@ class Robust(Aggregation):
 
         Returns:
             An empty dict if enough updates were received. Otherwise ``bears``, the count of
-            malicious updates that the few received ones tolerate. By default one or two updates
-            are too few, with ``bears`` 0; subclasses may need more updates.
+            malicious updates that can be tolerated among the few received ones. By default one or
+            two updates are too few, with ``bears`` 0; subclasses may need more updates.
         """
         return {_TOLERATED: 0} if updates <= 2 else {}
 
@@ -311,7 +311,7 @@ class _ByDistance(Robust):
         server.compute("distances", count, server.setting.parameters, count)
         equal_weights = [0.0] * len(entries)
         if finite_models:
-            selected = self.select(finite_models)  # positions
+            selected = self.select(finite_models)  # positions in ``finite_models``
             for position in selected:
                 equal_weights[entry_of[position]] = 1 / len(selected)
         return equal_weights
@@ -391,7 +391,7 @@ def bulyan(models: list[Floats32], malicious: int) -> NDArray[np.floating]:
     # sorted, so that the result does not depend on the order of the updates
     values = np.sort(np.stack(selected), axis=0).astype(np.float64)
     from_median = np.abs(values - np.median(values, axis=0))
-    order = np.argsort(from_median, axis=0, kind="stable")  # of each coordinate, nearest first
+    order = np.argsort(from_median, axis=0, kind="stable")  # nearest first, by coordinate
     kept = len(selected) - 2 * rule.tolerated(len(models))  # n - 4 f
     nearest = np.take_along_axis(values, order[:kept], axis=0)
     return np.asarray(nearest.mean(axis=0))

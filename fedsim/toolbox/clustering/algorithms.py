@@ -34,7 +34,7 @@ def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
         np.asarray(labels), return_index=True, return_inverse=True
     )
     by_appearance = np.argsort(first_positions)
-    new_groups = np.argsort(by_appearance)  # of each label: its place in that order
+    new_groups = np.argsort(by_appearance)  # place of each label in the order of appearance
     return np.asarray(new_groups[label_indices])
 
 
@@ -52,7 +52,7 @@ def members(labels: Labels) -> list[list[int]]:
 
 
 _TOLERANCE = 1e-9  # rows are equal if their distance is at most this share of the largest value
-_MOST_ITERATIONS = 300  # of k-medoids
+_MOST_ITERATIONS = 300  # maximum count of iterations of k-medoids
 
 
 def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Generator) -> Labels:
@@ -120,7 +120,7 @@ def _distinct_rows(rows: NDArray[np.float64], groups: int) -> list[int]:
         )
     tolerance = _TOLERANCE * float(np.abs(rows).max(initial=0.0))
     distinct = [0]
-    distances = np.linalg.norm(rows - rows[0], axis=1)  # to the nearest row of ``distinct``
+    distances = np.linalg.norm(rows - rows[0], axis=1)  # from the nearest row of ``distinct``
     while len(distinct) < groups:
         farthest = int(np.argmax(distances))
         if distances[farthest] <= tolerance:
@@ -210,7 +210,7 @@ def _best_medoid(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64)
 def _build_medoids(distance: Matrix, groups: int) -> NDArray[np.int64]:
     """Choose medoids one by one, each the device that most lowers a sum of distances.
 
-    It is the sum of the distances of all devices to their nearest medoid.
+    The sum is over the distances of all devices to their nearest medoid.
 
     Args:
         distance: distances of all pairs of devices, [n, n].
@@ -406,12 +406,12 @@ class KMedoids(Clusterer):
     """Devices are clustered by k-medoids: each cluster has a device, its medoid, as its centre.
 
     Each device is assigned to the nearest medoid; then the best medoid of each cluster is chosen
-    anew, until none changes.
+    anew, until no medoid changes.
 
     Attributes:
-        start: rule for the first medoids: ``build`` (one by one, each lowers the sum of distances
-            of all devices to their nearest medoid most) or ``k-medoids++`` (drawn at random, far
-            from each other).
+        start: rule for the first medoids. ``build``: one by one, each the device that most lowers
+            the sum of all devices' distances to their nearest medoid. ``k-medoids++``: drawn at
+            random, far from each other.
     """
 
     kind: Literal["k-medoids"] = "k-medoids"
@@ -446,9 +446,10 @@ class Dbscan(Clusterer):
     that belong to none of these clusters, the noise, form a cluster together.
 
     A neighbourhood is dense if it has at least five devices, including the device itself. With
-    ``groups`` the wanted count of groups, its radius is so large that it covers 1 / (groups - 1) of
-    all distances of devices, such as a third with 4 groups. With such a wide radius clusters merge
-    easily. ``groups`` should therefore be larger than the expected number of clusters.
+    ``groups`` the wanted count of groups, the radius of a neighbourhood is so large that a share of
+    1 / (groups - 1) of all distances of devices is within the radius, such as a third with 4
+    groups. With such a wide radius clusters merge easily. ``groups`` should therefore be larger
+    than the expected number of clusters.
     """
 
     kind: Literal["dbscan"] = "dbscan"

@@ -36,8 +36,8 @@ def left_singular_vectors(samples: NDArray[np.floating], count: int) -> NDArray[
 def svd_flops(features: int, samples: int) -> float:
     """Return the FLOPs of computing the singular values and left singular vectors of a matrix.
 
-    With m >= n the dimensions of the matrix, they are 6 m n^2 + 20 n^3 by the R-SVD (Golub and Van
-    Loan, "Matrix computations", Fig. 8.6.1).
+    With m >= n the dimensions of the matrix, the count is 6 m n^2 + 20 n^3 by the R-SVD (Golub and
+    Van Loan, "Matrix computations", Fig. 8.6.1).
 
     Args:
         features: count of rows.

@@ -86,11 +86,11 @@ T = TypeVar("T")
 
 
 class PeerHalf(Generic[P]):
-    """Base of a strategy's code on devices, for strategies without a server.
+    """Base of the device half of a strategy without a server: its code that runs on the devices.
 
     Its methods react to events of a device, such as a finished training or a received message, and
-    are called only while the device is available. One object serves all devices. What it must
-    remember of a device is therefore stored in the dict ``device.state``, not in the object.
+    are called only while the device is available. One object serves all devices. The state of a
+    device is therefore in the dict ``device.state``, not in the object.
 
     Entries of a device's state: ``model``, the device's model; ``round``, the count of rounds that
     the device has finished.
@@ -132,7 +132,7 @@ class PeerHalf(Generic[P]):
     def on_start(self, device: Peer) -> None:
         """Hook when a device takes part for the first time, such as to start its first training.
 
-        ``device.state["model"]`` is its initial model.
+        ``device.state["model"]`` is then the device's initial model.
 
         Args:
             device: the device that starts.

@@ -149,7 +149,7 @@ class AllReduce:
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
         pieces: count of equal parts of the vector, each summed by a separate all-reduce; all start
             at the same time. Messages from one node to another are sent one after the other. The
-            latency of a message passes already while the message waits for earlier ones.
+            latency of a message elapses while the message waits for earlier messages.
         connections: count of parallel transfers into which each message is divided. On a link that
             other messages use too, the message gets this count of equal shares of the bandwidth.
 
@@ -219,7 +219,7 @@ class AllReduce:
             raise SimulationError(
                 f"there is no node of rank {rank} in the all-reduce; allowed are 0 to {last}"
             )
-        counts = self._joined_counts  # of all-reduces that each node has joined
+        counts = self._joined_counts  # count of all-reduces that each node has joined
         counts[rank] += 1
         has_server = self._nodes[last] == "server"
         if has_server and counts[last] < counts[rank]:
@@ -267,7 +267,7 @@ class AllReduce:
         self._store(piece, source, destination).put(None)
 
     def _transfer(self, ends: tuple[int | str, int | str], waited: float) -> ProcessGenerator:
-        """SimPy process of a parallel transfer, one for each of ``connections``, of a message.
+        """SimPy process of one of the ``connections`` parallel transfers that carry a message.
 
         If the transfer fails, the remaining bytes are sent when both nodes are available again.
 

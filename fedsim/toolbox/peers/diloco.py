@@ -251,9 +251,9 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         # ``outer`` is the model after the last outer step
         change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=zero)
         ranges = self._fragment_ranges(number)
-        # in a fragment: the change there, and 0 elsewhere
+        # with several fragments: the change in this fragment, and 0 elsewhere
         part = Partial(change, device.zero(), ranges) if ranges else change
-        encoded, size = device.encode(part)  # by the codec, which may shorten it
+        encoded, size = device.encode(part)  # the codec may shorten the part
         state |= {"reducing": number, "step": 0, "known": {device.number: encoded}, "bytes": size}
         self._reduce(device)  # messages of faster devices may have arrived already
         if self._trains_during(number):
@@ -328,7 +328,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             self._begin_round(device, steps=None)
             return
         state["fresh"] = True  # the result is still to be mixed into the model
-        if state["trained"]:  # its training has ended before, and waits for this all-reduce
+        if state["trained"]:  # the device has trained, and has waited for this all-reduce
             self._go_on(device)
 
     def _make_outer_step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
@@ -353,7 +353,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         )
         step = [(change, params.outer_lr), (velocity, params.outer_lr * params.outer_momentum)]
         outer = device.mix([(state["outer"], 1.0), *step], otherwise=state["outer"])
-        # outside the averaged fragment both keep their values
+        # velocity and outer model keep their values outside the averaged fragment
         for name, value in (("velocity", velocity), ("outer", outer)):
             state[name] = self._replace_fragment(device, number, state[name], value)
 

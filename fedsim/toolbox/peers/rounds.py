@@ -149,7 +149,7 @@ class RoundHalf(PeerHalf[R]):
         state = device.state
         state |= {"trained": True, "update": update}
         if not self.sends_first:
-            is_trained = update is not state["model"]  # they are one with ``local_epochs = 0``
+            is_trained = update is not state["model"]  # one object if ``local_epochs`` is 0
             if update is not None and is_trained:
                 # the update itself, or the untrained model if the update is not finite
                 state["sent"] = device.mix([(update, 1.0)], otherwise=state["model"])
@@ -275,7 +275,7 @@ class RoundHalf(PeerHalf[R]):
 class DPSGDParams(GraphParams):
     """Keys of ``[strategy]`` for D-PSGD: the graph, and the keys of strategies without a server.
 
-    ``GraphParams`` and ``PeerParams`` describe them.
+    ``GraphParams`` and ``PeerParams`` describe these keys.
     """
 
     kind: Literal["d-psgd"] = "d-psgd"
@@ -422,7 +422,7 @@ class Epidemic(Peers[EpidemicParams]):
 class GossipParams(GraphParams):
     """Keys of ``[strategy]`` for gossip: the graph, and the keys of strategies without a server.
 
-    ``GraphParams`` and ``PeerParams`` describe them.
+    ``GraphParams`` and ``PeerParams`` describe these keys.
     """
 
     kind: Literal["gossip"] = "gossip"

@@ -43,9 +43,10 @@ class Topology(Spec):
             ``torus``, with the parameters ``m`` and ``n``, the side lengths; or the name of a
             generator of undirected graphs in networkx, such as ``complete``, ``star``,
             ``erdos_renyi`` or ``hypercube``.
-        parameters: arguments of the generator by name, without the number of nodes, which is the
-            number of devices.
-        every: rounds after which a graph with random edges is drawn again; None: the graph stays.
+        parameters: arguments of the generator by name, such as ``{ p = 0.1 }`` for ``erdos_renyi``.
+            The number of nodes is not among them; it is the number of devices.
+        every: number of rounds after which a graph with random edges is drawn again; None: one
+            graph is used in all rounds.
     """
 
     kind: str = "ring"

@@ -54,8 +54,8 @@ class FedCS(BySpeed):
     Attributes:
         time: T_round, the longest predicted duration of a round (s). It counts from the moment when
             the server has all durations, and sends the model.
-        candidates: number of devices that are asked for durations; at least as many as the clients
-            of a round are asked.
+        candidates: number of devices that are asked for durations. If a round needs more clients,
+            as many devices as it needs are asked.
         patience: time (s) after which candidates without an answer are left out; None: the server
             waits for all candidates.
     """
@@ -302,7 +302,7 @@ class FLANP(BySpeed):
 
 
 def _fastest(count: int, times: Mapping[int, float]) -> list[int]:
-    """Return the ``count`` devices with the shortest times; of equal ones those with smaller IDs."""
+    """Return the ``count`` devices with the shortest times; of equal times the smaller IDs."""
     return sorted(sorted(times), key=times.__getitem__)[:count]
 
 

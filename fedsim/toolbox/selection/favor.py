@@ -117,9 +117,9 @@ class FAVOR(Selection):
         exploration: epsilon in the first round.
         decay: factor of epsilon from one round to the next.
         least_exploration: the least epsilon.
-        memory: number of the last actions that the agent remembers.
+        memory: number of the last actions, selections of a client, that the agent remembers.
         batch: number of actions in a step of the agent's training.
-        steps: number of the agent's steps after each round.
+        steps: number of the agent's training steps after each round.
         lr: learning rate of the agent.
         refresh: rounds after which the older agent is replaced by the present agent.
         patience: time (s) after which the round no longer waits for profiles; a device without a
@@ -264,7 +264,7 @@ class FAVOR(Selection):
         for device, answer in answers.items():
             if state.first is None:
                 state.first = answer["profiled-from"]
-            parts = [(answer["local-model"], 1.0)]  # if not finite, the first model
+            parts = [(answer["local-model"], 1.0)]  # a diverged model is replaced by the first
             state.local[device] = server.models.mix(parts, otherwise=state.first)
         if answers and server.models.learns:
             if state.axes is None:
@@ -363,7 +363,7 @@ class FAVOR(Selection):
             models: the strategy's models by name, each with the IDs of the devices that it serves
                 (None: all).
         """
-        assignments = list[tuple[Ref, Sequence[int] | None, int]]()  # with the count of devices
+        assignments = list[tuple[Ref, Sequence[int] | None, int]]()  # model, devices, their count
         for model, devices in models.values():
             count = server.devices if devices is None else len(devices)
             if count:
@@ -444,7 +444,7 @@ def new_agent(
     """Draw the weights of a new agent of FAVOR, uniform within 1 / sqrt(inputs of the layer).
 
     Args:
-        models: not used; functions of models receive a list of them.
+        models: not used; ``ServerModels.apply`` gives every function a list of models.
         inputs: length of a state, the agent's input.
         hidden: count of units in the hidden layer.
         action_count: count of actions.
@@ -464,8 +464,8 @@ def q_values(parameters: "Tensor", states: "Tensor", hidden: int, action_count: 
     """Compute the Q-values of all actions in each state, by FAVOR's agent.
 
     Args:
-        parameters: the agent's weights, flat: of the hidden layer, its biases, of the output layer,
-            its biases.
+        parameters: the agent's parameters, flat: weights of the hidden layer, biases of the hidden
+            layer, weights of the output layer, biases of the output layer.
         states: the states, [n, inputs].
         hidden: count of units in the hidden layer.
         action_count: count of actions.

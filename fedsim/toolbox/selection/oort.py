@@ -201,7 +201,7 @@ class Oort(Selection):
         available = server.clients.sample(server.devices, "select", *ids, among=among)
         reporters, newcomers, often_asked = _sort_by_history(state, available)
         planned_reporters = round(count * (1 - self.epsilon(state.round)))
-        # more if there are too few newcomers
+        # more than planned if there are too few newcomers
         reporter_count = min(len(reporters), max(planned_reporters, count - len(newcomers)))
         cohort = self._draw_best(server, state, reporter_count, reporters, ids)
         cohort += newcomers[: count - len(cohort)]
@@ -276,7 +276,7 @@ class Oort(Selection):
         utility = self.utilities(reports, state.round, self.preferred(state))
         # positions in ``reporters``, the highest utility first
         order = np.argsort(-utility, kind="stable")
-        least_utility = self.cutoff * utility[order[count - 1]]  # ``cutoff`` times the count-th
+        least_utility = self.cutoff * utility[order[count - 1]]  # c U_k, with k = ``count``
         eligible = order[utility[order] >= least_utility]
         variates = server.rng("exploit", *ids).standard_exponential(len(eligible))
         drawn = eligible[draw_weighted(utility[eligible], count, variates)]

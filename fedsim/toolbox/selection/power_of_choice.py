@@ -174,7 +174,7 @@ class PowerOfChoice(Selection):
 
 
 async def _least_losses(server: Server, tests: Mapping[int, Any]) -> dict[int, float]:
-    """Compute the smallest of the losses that each device has measured, one for each tested model.
+    """Compute each device's smallest loss over the models that the device has tested.
 
     Args:
         server: the run's server.

@@ -71,7 +71,7 @@ class CA2FL(Asynchronous[CA2FLParams]):
     - For each device in the buffer h_i becomes its newest Delta_i.
 
     Messages are as in FedBuff: the model down, the update up (d parameters each). An update that is
-    not finite is left out, and changes no cache.
+    not finite counts as the previous change of its device, and changes no cache.
     """
 
     Params = CA2FLParams
@@ -79,10 +79,10 @@ class CA2FL(Asynchronous[CA2FLParams]):
     state: CA2FLState
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Append an update to the buffer, and publish a new version of the model when it is full.
+        """Append an update to the buffer; when the buffer is full, publish a version of the model.
 
         Args:
-            message: the ended task, with ``update`` and ``samples``.
+            message: the ended task, whose answer has ``update`` and ``samples``.
             base: the model that the client downloaded.
             staleness: count of versions published since that download.
         """
@@ -99,8 +99,7 @@ class CA2FL(Asynchronous[CA2FLParams]):
     def _step(self, buffer: list[AsynchronousUpdate]) -> Ref:
         """Compute the next model from the buffered updates and the cached changes h_i of devices.
 
-        Afterwards the cache has the change by the newest buffered update of each device in the
-        buffer.
+        Afterwards the cache has, for each device in the buffer, the change by its newest update.
         """
         state = self.state
         models = self.server.models
@@ -113,7 +112,7 @@ class CA2FL(Asynchronous[CA2FLParams]):
         for update in buffer:
             cached = state.cache.get(update.device, zero)
             difference = [(update.update, 1.0), (update.base, -1.0)]
-            # if the update is not finite, it counts with the device's change before it
+            # an update that is not finite counts as the device's previous change
             change = models.mix(difference, otherwise=newest.get(update.device, cached))
             parts.append((change, update.weight))
             parts.append((cached, -update.weight))

@@ -14,9 +14,9 @@ _MOST_ATTEMPTS = 3  # maximum count of tasks of one device in a campaign
 
 @dataclass
 class CampaignState(State):
-    """State of a ``Campaign``: its open tasks, and the devices that have yet to receive a task.
+    """State of a ``Campaign``, in which many devices each do one task of the same job.
 
-    It is saved as part of the strategy's state.
+    The strategy's state has it as a field, with which it is saved.
 
     Attributes:
         job: Name of the open campaign's job; None if no campaign is open.
@@ -101,7 +101,7 @@ class Campaign:
         return task in self._state.open
 
     async def end(self, message: TaskEnd) -> None:
-        """Remove a task that has ended from the open campaign, and repeat it if it was lost.
+        """Remove an ended task from the open campaign; a lost task is repeated.
 
         A device gets at most three tasks in a campaign.
 
@@ -114,7 +114,7 @@ class Campaign:
         await self._close_if_over()
 
     def awaits(self, device: int) -> bool:
-        """Return whether the campaign waits for a device to become available, to send it its task.
+        """Return whether the campaign waits for a device's return, to send the device its task.
 
         Args:
             device: ID of the device.

@@ -44,7 +44,7 @@ def moderate_range(sizes: Ints) -> tuple[int, int]:
         sizes: reported data sizes of clients (samples), int64 [n].
 
     Returns:
-        R_l, the smallest, and R_u, the largest such size (samples).
+        R_l and R_u, the smallest and the largest size that is no outlier (samples).
     """
     first, third = np.percentile(sizes, (25, 75))
     reach = 1.5 * (third - first)
@@ -271,8 +271,9 @@ def most_splits(samples: int, smallest_part: int) -> int:
 class CataFedClient(SynchronousClient[CataFedParams]):
     """Client that trains on one part of its data at a time, and halves its data if it is too slow.
 
-    A client is too slow (a straggler) if it finished no epoch within its limit. It answers with its
-    update, or reports that it was too slow.
+    A client is too slow (a straggler) if it finished no epoch within its limit, or without
+    ``adaptive`` fewer than ``local_epochs``. A straggler reports that it was too slow. Any other
+    client answers with its update.
 
     Entries of a device's state: ``selected``, the count n of its selections; ``splits``, the count
     u of splits, so that there are 2^u parts; ``upload_s``, the measured upload time eps_i (s);
@@ -331,15 +332,15 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return replace(limit, reserve_upload=upload_bytes)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        """Return the client's data size on connection, or after a training its answer.
+        """Return the contents of an answer: the data size on connection, or a training's result.
 
-        After a finished epoch the answer has the update; otherwise the client is a straggler, and
-        its answer is ``_straggler_reply``.
+        A training without an update makes the client a straggler. Its answer is
+        ``_straggler_reply``.
 
         Args:
             device: the device, whose state is changed.
             instruction: the message; its job is ``connect`` or a training.
-            result: the result of the training, without update if no epoch was finished.
+            result: the result of the training; it has no update if the client was too slow.
         """
         if instruction.job == "connect":
             return {"size-report": self._part_sizes(device)[0]}
@@ -353,8 +354,9 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     def _straggler_reply(self, device: Device, instruction: Instruction) -> Contents:
         """Halve the parts of the data of a client that was too slow, and return its answer.
 
-        The answer has the unchanged model (key ``straggler_upload``), and the sizes of the new
-        parts. Data are not halved without ``mitigation``, or if parts would become too small.
+        The answer has the flag I = 0, by the key ``straggler_upload`` the unchanged model, and the
+        sizes of the new parts. Data are not halved without ``mitigation``, or if parts would become
+        too small.
         """
         params = self.params
         # The measured time is deleted, as one slow upload could leave no time for later trainings.
@@ -470,11 +472,11 @@ class CataFed(FedAvg[CataFedParams]):
                 await self.on_arrival(device)
             elif clients.await_return(device):
                 self.state.away += 1
-        if not available:  # no report will open the round; it waits for a client
+        if not available:  # no report will open the round, which now waits for a client
             self._open_round()
 
     def select(self) -> list[int]:
-        """Return the clients of the round, after clusters are made anew if a size was reported.
+        """Select the clients of the round; if a size was reported, clients are clustered first.
 
         With ``proportional-fair`` they are the group of clients that has waited longest, with
         ``round-robin`` random clients of each cluster in turn, with ``random`` any clients.

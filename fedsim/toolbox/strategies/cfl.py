@@ -315,7 +315,7 @@ class CFL(Grouped[CFLParams]):
             update_of_task[entry["task"]] = difference
         clusters = list[Cluster]()
         for group in sorted({entry["group"] for entry in received}):
-            entries: list[Entry] = []  # of the finite updates, sorted by device ID
+            entries: list[Entry] = []  # the finite updates, sorted by device ID
             updates = []
             for entry in self._received_from(group):
                 update = update_of_task[entry["task"]]
@@ -383,7 +383,7 @@ class CFL(Grouped[CFLParams]):
         last_change = self.state.last_change  # device ID -> its last update to its cluster
         child_of = dict[int, int]()
         for child, positions in zip(children, cut.sides, strict=True):
-            for position in positions:  # of the part's updates in ``cut.entries``
+            for position in positions:  # index in ``cut.entries`` of an update of this part
                 child_of[cut.entries[position]["device"]] = child
         absent = dict[int, ModelChange]()  # members without an update in this round
         for device in self.members(cut.group):
@@ -504,7 +504,8 @@ class CFL(Grouped[CFLParams]):
             return child_of
         differences = await self._differences([*references, *updates.values()])
         count = len(references)
-        positions = most_alike(differences[count:], differences[:count])  # in ``references``
+        # indices in ``references``
+        positions = most_alike(differences[count:], differences[:count])
         for device, position in zip(updates, positions, strict=True):
             child_of[device] = child_of_reference[position]
         return child_of
@@ -575,5 +576,5 @@ class CFL(Grouped[CFLParams]):
         outside_round = [preparation.device for preparation in prepared if not preparation.in_round]
         await super()._assign_prepared()
         for device in outside_round:
-            if self.state.group[device] == NO_GROUP:  # at a node that was split: one more task
+            if self.state.group[device] == NO_GROUP:  # its node is no leaf: it needs one more task
                 self.require_preparation(device)

@@ -50,7 +50,7 @@ def norms_of(
     """
     mean = np.zeros(len(updates[0]))
     for update, weight in zip(updates, weights, strict=True):
-        # a float64 scalar, by which float32 updates are multiplied in float64
+        # numpy multiplies float32 updates by a float64 scalar in float64
         mean += update * np.float64(weight / sum(weights))
     longest = max(length(update) for update in updates)
     return Norms(length(mean), longest)

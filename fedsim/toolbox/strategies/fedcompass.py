@@ -63,7 +63,7 @@ class FedCompassParams(AsynchronousParams):
     def updates_of_round(self) -> float:
         # A client can join a group only if its count of steps is within the bounds. The estimate is
         # that half of the clients that can join do so.
-        # of the clients other than the one that opens the group
+        # Count of clients that can join, without the client that opens the group.
         joining = (self.concurrency - 1) * (1 - self.min_steps / self.max_steps)
         return 1 + joining / 2
 
@@ -173,7 +173,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
     state: FedCompassState
 
     def _refill(self) -> None:
-        """Ask clients until ``concurrency`` work or rest, the fastest first.
+        """Ask clients, the fastest first, until ``concurrency`` clients work or rest.
 
         A client rests after its answer until its group is aggregated.
         """
@@ -183,7 +183,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         state.refilling = False  # clients are replaced now
         if self._waits_for_clients():
             return
-        resting = set[int]()  # have answered, and wait for their groups to be aggregated
+        resting = set[int]()  # clients that have answered, in groups that are not aggregated
         for group in state.groups.values():
             resting.update(group.arrived)
         missing = self.params.concurrency - len(state.open) - len(resting)
@@ -268,7 +268,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         best_steps = self.params.min_steps
         for index, group in self.state.groups.items():
             steps = self._steps_until(group.expected, device)
-            if best_steps <= steps <= self.params.max_steps:  # of equal groups the newest is best
+            if best_steps <= steps <= self.params.max_steps:  # the newest of equal groups
                 best = index, steps
                 best_steps = steps
         return best
@@ -299,7 +299,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         """
         state = self.state
         params = self.params
-        counts = list[int]()  # of steps until the arrival of each group's fastest client
+        counts = list[int]()  # steps of the device until each group's fastest client can arrive
         for group in state.groups.values():
             if self.server.now >= group.latest:  # about to be aggregated at this instant
                 continue
@@ -357,7 +357,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         if state.over:
             return
         index = state.group_of.pop(device, None)
-        group = None  # if the task is in no group, or its group has been aggregated
+        group = None  # the task is in no group, or its group has been aggregated
         if index is not None:
             group = state.groups.get(index)
         if group is not None:

@@ -112,7 +112,7 @@ class FeSEM(Grouped[FeSEMParams]):
         initial_model = self.server.models.initial
         initial = initial_model()
         self.state.last = [initial] * self.server.devices
-        if self.params.as_published:  # other draws, so that groups differ, also from ``initial``
+        if self.params.as_published:  # separate draws: no two groups are equal
             self.state.models = [initial_model(1 + group) for group in range(groups)]
         else:
             self.state.models = [initial] * groups

@@ -92,8 +92,9 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     def pretraining(self, initial: Ref) -> Training:
         """Return a pre-training, the training of the initial model by which a group is found.
 
-        It lasts ``moment.epochs`` epochs, or ``moment.steps`` SGD steps. If neither is given, it
-        lasts 50 steps with ``follows = "published-code"``, and ``local_epochs`` with ``"paper"``.
+        Its length is a key of the scenario's table ``strategy.moment``: ``epochs``, or ``steps``
+        (SGD steps). If neither is given, it is 50 steps with ``follows = "published-code"``, and
+        ``local_epochs`` with ``"paper"``.
 
         Args:
             initial: the initial model.
@@ -108,8 +109,8 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     def devices_to_pretrain(self, devices: int) -> int:
         """Return how many devices train the initial model in the group cold start.
 
-        The count is alpha m, at most all devices, with m groups and alpha = ``moment.devices``;
-        with random groups it is one device for each group.
+        The count is alpha m, at most all devices, with m groups and alpha = ``devices`` of the
+        scenario's table ``strategy.moment``. With random groups it is one device for each group.
 
         Args:
             devices: count of all devices.

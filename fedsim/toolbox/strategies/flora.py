@@ -50,7 +50,7 @@ class FLoRAParams(CutParams):
     def places(self, setting: RunInfo) -> dict[float, Places]:
         """Return which parameters of the flat global model a device of each rank trains and sends.
 
-        They are the first rows of each ``lora_A``, and columns of each ``lora_B``, ``rank`` each.
+        A device of rank r has the first r rows of each ``lora_A`` and r columns of each ``lora_B``.
 
         Args:
             setting: information about the run, with the tensors of the global model. A layer's
@@ -196,10 +196,12 @@ class FLoRA(CutModels):
             self._starts[size] = places_within(self.setting, smaller)
 
     def contents(self, device: int) -> Contents:
-        """Return the model of a device's rank, for the bytes of the stacks that it has not received.
+        """Return the model of a device's rank, at the cost of the stacks that it lacks.
 
-        The device would compute this model itself from the stacks. It costs the bytes of the whole
-        model if that is smaller, or if the device has not answered yet.
+        A stack has the adapters of all updates of an aggregation. In FLoRA a device receives the
+        stacks since its last answer, and computes the model from them. The message thus has the
+        bytes of these stacks, or of the whole model if that is smaller. Before a device's first
+        answer it has the bytes of the whole model.
 
         Args:
             device: ID of the device.
@@ -218,9 +220,9 @@ class FLoRA(CutModels):
     def combine_updates(
         self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]
     ) -> Ref:
-        """Merge all clients' adapters into the weights, and count the stack of these adapters.
+        """Merge all clients' adapters into the weights, and store the length of their stack.
 
-        The clients will receive the stack, whose length decides the bytes of later messages.
+        The stack has all these adapters. Its length decides the bytes of later messages.
 
         Args:
             model: the present model.

@@ -189,7 +189,7 @@ class FPFC(Synchronous[FPFCParams]):
             return {"model": self.state.first}
         peer_models = []
         peer_pairs = []
-        signs = []  # theta_ji = -theta_ij and v_ji = -v_ij
+        signs = []  # 1 or -1 by peer, as theta_ji = -theta_ij and v_ji = -v_ij
         for peer, peer_model in models.items():
             if peer == device:
                 continue
@@ -436,7 +436,7 @@ def proximal_center(models: list[Floats32], signs: list[float], rho: float) -> F
         z_i, float64 [d].
     """
     d = len(models[0])
-    count = len(signs) + 1  # of devices, device i included
+    count = len(signs) + 1  # count of devices, device i included
     device_models = models[:count]
     total: Floats = np.array(device_models, dtype=np.float64).sum(axis=0)
     for sign, pair in zip(signs, models[count:], strict=True):

@@ -38,8 +38,8 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
     Attributes:
         groups: m, the number of groups.
-        follows: the source that the strategy follows if they differ: its ``paper`` or the
-            ``published-code``; docs/strategies.md has the differences.
+        follows: the source that the strategy follows if its two sources differ: the ``paper`` or
+            the ``published-code``; docs/strategies.md has the differences.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"as": "follows"}
@@ -276,7 +276,7 @@ class Grouped(Synchronous[G]):
         return assignment
 
     def select(self) -> list[int]:
-        """Return the round's clients: first devices in turn (``_sweep``), others by selection."""
+        """Return the round's clients: devices never asked (``_sweep``), others by ``selection``."""
         count = self.params.asked_per_round
         cohort = self._sweep(count)
         if len(cohort) < count:
@@ -298,7 +298,7 @@ class Grouped(Synchronous[G]):
         follows_such_code = self.params.sweeps and self.params.as_published
         if not follows_such_code:
             return []
-        if self.state.round * count >= self.server.devices:  # the rounds so far have asked all
+        if self.state.round * count >= self.server.devices:  # the past rounds had places for all devices
             return []
         was_asked = self.state.asked
         available = self.server.clients.idle_devices()
@@ -411,7 +411,7 @@ class Grouped(Synchronous[G]):
         device = message.device
         is_preparation = message.task in state.preparing
         if not is_preparation:
-            self._prepare_outside_round(device)  # if it was marked during the task
+            self._prepare_outside_round(device)  # if the device was marked during the task
             could_not_begin = device in state.unprepared and not self.is_preparing(device)
             if could_not_begin:
                 self.server.clients.await_return(device)

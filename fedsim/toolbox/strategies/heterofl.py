@@ -36,10 +36,10 @@ def mean_of_holders(
         The next model, float64 [d].
     """
     present, *updates = models
-    totals = np.zeros(len(present))  # of each parameter: sum of weight x value
+    totals = np.zeros(len(present))  # sum of weight x value for each parameter
     total_weights = np.zeros(len(present))
     for update, weight, size_index in zip(updates, weights, size_indices, strict=True):
-        if not np.isfinite(update).all():  # of a diverged device
+        if not np.isfinite(update).all():  # its device has diverged
             continue
         for begin, end in places[size_index]:
             totals[begin:end] += weight * update[begin:end].astype(np.float64)
@@ -64,10 +64,10 @@ class HeteroFL(CutModels):
     Source: Diao, Ding and Tarokh, "HeteroFL" (ICLR 2021, arXiv 2010.01264), Algorithm 1. A device
     of width r has the first channels of each hidden layer, a share r of them. Each parameter of the
     global model becomes the mean over the clients that have it (Eqs. 1 to 3); a parameter that no
-    client has stays. The mean is weighted by samples, unless ``aggregation`` is ``mean``. The
-    paper's scaler, static batch norm and masked loss are left out. ``redraw = true`` with a list as
-    ``sizes`` is the paper's dynamic setting; with a table it is FjORD's ordered dropout (Horváth et
-    al. 2021) with one width a round.
+    client has is unchanged. The mean is weighted by samples, unless ``aggregation`` is ``mean``.
+    The paper's scaler, static batch norm and masked loss are left out. ``redraw = true`` with a
+    list as ``sizes`` is the paper's dynamic setting; with a table it is FjORD's ordered dropout
+    (Horváth et al. 2021) with one width a round.
 
     Each client receives and sends the parameters of its width (``model`` and ``update``, 4 bytes
     each).

@@ -208,7 +208,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     def _ask(self, device: int) -> None:
         """Send the global model to the edge server of a device.
 
-        It is sent once for each edge server, on the call for the first of its selected devices.
+        The model is sent once for each edge server, on the call for its first selected device.
 
         Args:
             device: ID of the device.
@@ -272,7 +272,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         state = self.state
         server = self.server
         edge_round = state.edges[edge]
-        is_first = edge_round.remaining == self.params.kappa2  # of its ``kappa2`` edge rounds
+        is_first = edge_round.remaining == self.params.kappa2  # no edge round has ended yet
         clients = list[int]()
         if not state.over:  # the deadline of the round has not passed
             clients = [device for device in edge_round.clients if server.clients.idle(device)]
@@ -303,7 +303,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         Args:
             message: the client's ended task.
         """
-        if message.job == QUESTION:  # of the selection, before the round's training
+        if message.job == QUESTION:  # a task of the selection, before the round's training
             await super().on_task_end(message)
             return
         state = self.state
@@ -318,7 +318,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             edge_round.tasks.append(message.task)
         else:
             edge_round.clients.remove(message.device)
-        # of the client in this round: it has failed, or this is the last edge round
+        # the client gets no further task in this round after a failure or the last edge round
         is_last_task = column != "valid" or edge_round.remaining == 1
         if is_last_task:  # selection and deadline learn of each client once a round
             self._notify_parts(message)
@@ -332,8 +332,9 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     async def _end_edge_round(self, edge: int) -> None:
         """End an edge round: average its updates into the edge server's model.
 
-        The edge server then begins its next edge round, or sends its model to the server after the
-        last one. An edge server that has averaged no update in the whole round leaves it.
+        The edge server then begins its next edge round. After its last edge round, after the
+        deadline, or without remaining clients it sends its model to the server. If it has averaged
+        no update in the whole round, it leaves the round instead.
 
         Args:
             edge: ID of the edge server.
@@ -373,7 +374,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         edge_round.model = aggregation.combine(self.server, edge_state, updates, weights, model)
 
     async def _remove_edge(self, edge: int) -> None:
-        """Remove an edge server that has finished or was lost from the round.
+        """Remove from the round an edge server that has finished or was lost.
 
         The client updates that it received are recorded as lost if its model has not arrived at the
         server. After the last edge server the round is closed.

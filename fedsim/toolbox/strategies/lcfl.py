@@ -89,10 +89,10 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 return (Train(self._warm_up(device, instruction)),)
             case "exchange":  # tests the local models of all devices
                 models = list(instruction["exchange"])
-                # its place among all compared models, as all devices report losses in one order
+                # the device's model gets its place, as all devices report losses in one order
                 models.insert(instruction["place"], device.state["own"])
                 return (Evaluate(tuple(models)),)
-            case "gradient" if self._keeps_gradient:  # sent as the training has stored it
+            case "gradient" if self._keeps_gradient:  # the training has stored the gradient
                 return ()
             case "gradient":  # one step of length 1, so that the update is w_i - gradient
                 return (Train(Training(device.state["own"], batch_size=ALL_SAMPLES, lr=1.0)),)
@@ -107,7 +107,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         if start is None:
             start = device.initial(1 + device.number)
         moment = self.params.moment
-        if isinstance(moment, AfterRounds):  # as long as a training in these rounds
+        if isinstance(moment, AfterRounds):  # the training is as long as in FedAvg's rounds
             return Training(start, self.params.local_epochs)
         if moment.steps is None:
             return Training(start, moment.epochs)
@@ -268,9 +268,10 @@ class LCFL(Grouped[LCFLParams]):
         return {"model": self.state.global_model, "trains-local": Header(True)}
 
     async def aggregate(self) -> None:
-        """Aggregate each cluster's updates into its model; before the clustering the global model.
+        """Aggregate each cluster's updates into its model, or all updates before the clustering.
 
-        The updates of rounds before the clustering are also stored, as the devices' local models.
+        Before the clustering all updates are aggregated into the global model. They are also
+        stored, as the devices' local models.
         """
         state = self.state
         if state.clustered:
@@ -563,7 +564,7 @@ class LCFL(Grouped[LCFLParams]):
             i as the row.
         """
         reports = [self.state.reports[device] for device in devices]
-        losses_of_device = await self.server.models.numbers(reports)  # on all compared models
+        losses_of_device = await self.server.models.numbers(reports)  # of all compared models
         # models of devices that have not reported are left out
         columns = [self.state.compared.index(device) for device in devices]
         return np.stack(losses_of_device)[:, columns]

@@ -43,7 +43,7 @@ from fedsim.world.steps import TaskStep, Work
 JOB = "subspace"
 """Job in which a client sends the singular vectors of its data."""
 
-_FLOPS_PER_PARAMETER = 6  # of a training on one sample: 2 forward, 4 backward
+_FLOPS_PER_PARAMETER = 6  # FLOPs of a training on one sample: 2 forward, 4 backward
 
 _LINKAGE_FUNCTIONS: Mapping[Linkage, Callable[[NDArray[np.float64]], np.float64]] = {
     "single": np.min,

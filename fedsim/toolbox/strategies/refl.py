@@ -208,7 +208,7 @@ class REFL(FedAvg[REFLParams]):
         if not any(entry["samples"] for entry in (*fresh, *stale)):  # all weights would be 0
             return
         staleness = [state.round - entry["round"] for entry in stale]
-        factors = list[float]()  # of the stale updates; ``weights`` reads them as ``counts``
+        factors = list[float]()  # one for each stale update; ``weights`` reads it as ``counts``
         if stale:
             factors = await self._stale_weights(fresh, stale, staleness)
         rebased = list[Entry]()  # the stale updates, as changes of the present model

@@ -127,7 +127,7 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         return Training(instruction["model"], self.params.local_epochs, batch_size=ALL_SAMPLES)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        """Return the client's sample count, or after a training the update and numbers for its weight.
+        """Return the client's sample count, or an update with the numbers that set its weight.
 
         The numbers are the sample count, and as far as they are used the class imbalance, the loss
         and the class counts.
@@ -148,7 +148,7 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         class_counts: list[int] = device.label_counts.tolist()
         if self.params.weights == "optimal":
             contents["class-counts"] = class_counts
-        # without bytes, as they are only for the record of the classes' balance
+        # a header costs no bytes: the counts are only for the record of the classes' balance
         contents["labels"] = Header(class_counts)
         return contents
 
@@ -386,7 +386,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self._record_reweighting(entries, sizes, clusters, cluster_weights, eps)
         weights = np.zeros(len(received))
         for cluster, cluster_weight in zip(clusters, cluster_weights, strict=True):
-            positions = [usable[member] for member in cluster]  # in ``received``
+            positions = [usable[member] for member in cluster]  # indices in ``received``
             shares_in_cluster = sizes[cluster] / sizes[cluster].sum()
             weights[positions] = cluster_weight * shares_in_cluster  # Eq. 4
         return [float(weight) for weight in weights]
@@ -542,7 +542,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         """
         count, parameters = gradients.shape
         ccs_clusters: Clusters = []
-        if eps is not None:  # k-means needs only their count (``kmeans_clusters = "ccs"``)
+        if eps is not None:  # k-means needs only the count (``kmeans_clusters = "ccs"``)
             ccs_clusters = greedy_clusters(cosines, eps)
         if self.params.clustering == "ccs":
             self.server.compute("products", count, parameters)

@@ -53,7 +53,7 @@ class CutParams(AggregatingParams):
 
     @model_validator(mode="after")
     def _check_means(self) -> Self:
-        """Check that updates are averaged, that there are sizes to redraw, and that they exceed 0."""
+        """Check that updates are averaged, ``redraw`` has several sizes, and all sizes exceed 0."""
         if self.aggregation.kind not in ("weighted", "mean"):
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, and {self.kind} has updates of "
@@ -141,7 +141,7 @@ def leading(
         row_size = math.prod(tensor.shape[1:])
         small_row_size = math.prod(small.shape[1:])
         small_rows = small.size // small_row_size
-        end = begin + small_rows * row_size  # of the rows that the smaller tensor has
+        end = begin + small_rows * row_size  # end of the rows that the smaller tensor has
         if is_in and small_row_size == row_size:  # whole rows, one after the other
             ranges.append((begin, end))
         elif is_in:  # the first values of each row
@@ -269,7 +269,7 @@ class CutModels(FedAvg[CutParams]):
             candidates = self.params.all_sizes
         else:
             candidates = sizes  # a size that is listed twice is twice as likely
-        ids = [device]  # of the draw
+        ids = [device]  # integers that name the random stream
         if is_redrawn:
             ids.append(self.state.round)
         generator = self.server.rng("size", *ids)

@@ -22,8 +22,8 @@ class TieredState(State):
     Attributes:
         model: The global model.
         first_tasks: Open first tasks of devices, task ID -> time (s) at which the device was asked.
-        figures: Size (samples) or latency (s) of each device; None before the end of its first
-            task.
+        figures: Data size (samples) or latency (s) of each device; None before the end of its
+            first task.
         cuts: Borders of the tiers, in the form that the subclass's ``tiers_of`` reads; None until
             all reachable devices are measured.
         tier: Tier index of each device; None before the end of its first task.
@@ -68,7 +68,7 @@ class Tiered(Strategy[P]):
         """
         clients = self.server.clients
         devices = self.server.devices
-        self.state.figures = [None] * devices  # measured size or latency of each device
+        self.state.figures = [None] * devices  # data size or latency by device; None: unknown
         self.state.tier = [None] * devices  # index of each device's tier
         self.state.members = [[] for _ in range(tiers)]  # device IDs of each tier
         idle = set(clients.idle_devices())
