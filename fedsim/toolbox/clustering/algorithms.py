@@ -120,7 +120,7 @@ def _distinct_rows(rows: NDArray[np.float64], groups: int) -> list[int]:
         )
     tolerance = _TOLERANCE * float(np.abs(rows).max(initial=0.0))
     distinct = [0]
-    distances = np.linalg.norm(rows - rows[0], axis=1)  # from the nearest row of ``distinct``
+    distances = np.linalg.norm(rows - rows[0], axis=1)  # distance of each row from ``distinct``
     while len(distinct) < groups:
         farthest = int(np.argmax(distances))
         if distances[farthest] <= tolerance:
@@ -222,7 +222,7 @@ def _build_medoids(distance: Matrix, groups: int) -> NDArray[np.int64]:
     medoids = list[int]()
     to_nearest = np.full(len(distance), np.inf)  # distance of each device to its nearest medoid
     for _ in range(groups):
-        # the sum of these distances if each device became the next medoid
+        # for each device the sum of these distances if it became the next medoid
         costs = np.minimum(distance, to_nearest[:, None]).sum(axis=0)
         costs[medoids] = np.inf
         medoids.append(int(np.argmin(costs)))
@@ -381,8 +381,8 @@ class Clusterer(Spec):
     """Base of the clustering algorithms that a scenario can choose to group devices.
 
     A subclass implements ``labels``, which clusters devices by their distances. A kind that does
-    not use distances, such as ``random``, does not implement it; the strategy then forms the groups
-    itself.
+    not use distances, such as ``random``, does not implement ``labels``; the strategy then forms
+    the groups itself.
     """
 
     kind: str
@@ -466,7 +466,7 @@ class Dbscan(Clusterer):
 
 
 class RandomGroups(Clusterer):
-    """Devices are assigned at random to groups of nearly equal size (an ablation)."""
+    """Devices are assigned at random to groups of nearly equal size (FlexCFL's ablation RCC)."""
 
     kind: Literal["random"] = "random"
 

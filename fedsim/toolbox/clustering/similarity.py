@@ -144,7 +144,7 @@ def madc(similarity: Matrix) -> Matrix:
     diagonal = similarity.diagonal()
     if n <= 2:
         return np.zeros((n, n))
-    sums = row_distances(similarity, "cityblock")  # over all devices z, i and j included
+    sums = row_distances(similarity, "cityblock")  # sums over all devices z, i and j included
     # the terms z = i, |cos(i, i) - cos(j, i)|, and z = j, |cos(i, j) - cos(j, j)|
     own_terms = np.abs(diagonal[:, None] - similarity.T) + np.abs(similarity - diagonal[None, :])
     # sums and terms are rounded, so that their difference may be slightly below 0

@@ -171,8 +171,8 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         state = device.state
         state |= {
             "reducing": None,  # index of the open all-reduce
-            "step": 0,  # index of the device's next step in it
-            "known": {},  # device ID -> change, for all changes in its sum so far
+            "step": 0,  # index of the device's next step in the open all-reduce
+            "known": {},  # device ID -> change, for the received changes and the device's own one
             "bytes": 0.0,  # size of the averaged fragment
             "inbox": {},  # messages that the device has not used yet
             "outer": state["model"],  # the model after the last outer step
@@ -282,9 +282,9 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             step = steps[state["step"]]
             has_messages = all(received.get(sender) for sender in step.receive)
             if not has_messages:
-                return  # ``on_message`` goes on
+                return  # the next call of ``on_message`` continues
             for sender in step.receive:
-                state["known"] |= received[sender].pop(0)  # the changes in its oldest message
+                state["known"] |= received[sender].pop(0)  # changes of the sender's oldest message
             state["step"] += 1
             if step.send:
                 self._send_known(device, number, step.send)

@@ -221,7 +221,7 @@ class FLANP(BySpeed):
                 unreported.append(device)
         size = min(count, state.stage)
         fastest = _fastest(size, durations_s)
-        if unreported:  # they are asked, and ``choose`` then fills these places with some of them
+        if unreported:  # ``choose`` fills the free places when these devices have answered
             free_places = size - len(fastest)
             state.room.append(free_places)
         return fastest + unreported

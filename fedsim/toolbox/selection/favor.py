@@ -264,7 +264,7 @@ class FAVOR(Selection):
         for device, answer in answers.items():
             if state.first is None:
                 state.first = answer["profiled-from"]
-            parts = [(answer["local-model"], 1.0)]  # a diverged model is replaced by the first
+            parts = [(answer["local-model"], 1.0)]  # ``first`` replaces a diverged model
             state.local[device] = server.models.mix(parts, otherwise=state.first)
         if answers and server.models.learns:
             if state.axes is None:

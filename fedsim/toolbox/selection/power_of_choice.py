@@ -36,9 +36,9 @@ class PowerOfChoiceState(State):
 
     Attributes:
         samples: Device ID -> sample count of each device that has sent an update.
-        losses: Device ID -> last reported loss; filled only if ``losses`` is ``reported``.
-        reports: Device ID -> loss reported in the open round; filled only if ``losses`` is
-            ``reported``.
+        losses: Device ID -> last reported loss; filled only with ``losses = "reported"``.
+        reports: Device ID -> loss reported in the open round; filled only with ``losses =
+            "reported"``.
     """
 
     samples: dict[int, int] = field(default_factory=dict)

@@ -272,8 +272,9 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     """Client that trains on one part of its data at a time, and halves its data if it is too slow.
 
     A client is too slow (a straggler) if it finished no epoch within its limit, or without
-    ``adaptive`` fewer than ``local_epochs``. A straggler reports that it was too slow. Any other
-    client answers with its update.
+    ``adaptive`` fewer than ``local_epochs``. With ``cut_epoch = "lost"`` it is also too slow if the
+    limit has cut off an epoch. A straggler reports that it was too slow. Any other client answers
+    with its update.
 
     Entries of a device's state: ``selected``, the count n of its selections; ``splits``, the count
     u of splits, so that there are 2^u parts; ``upload_s``, the measured upload time eps_i (s);
@@ -319,7 +320,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         limit = Limit(
             budget=instruction[TIME_LIMIT],  # T (s)
             adaptive=params.adaptive,
-            at_least=1 if params.adaptive else params.local_epochs,  # epochs; fewer: a straggler
+            at_least=1 if params.adaptive else params.local_epochs,  # epochs; a client with fewer is a straggler
             go_on=True,  # a straggler answers too
             cut_undoes=params.cut_epoch == "lost",
         )
@@ -503,7 +504,7 @@ class CataFed(FedAvg[CataFedParams]):
                 cohort = fairest_group(blocks, waiting, generator)
         clients: list[int] = cohort.tolist()
         for client in clients:
-            state.zeroed[client] = round_number + 1  # its wait is counted from the next round on
+            state.zeroed[client] = round_number + 1  # its wait begins with the next round
         state.awaits_client = False
         return clients
 

@@ -203,7 +203,7 @@ class CFL(Grouped[CFLParams]):
         schedule = self.params.split_rounds  # None: splits are decided by norms alone
         if schedule is not None and not self._split_is_due(schedule):
             return []
-        if not self.server.models.learns:  # there are no norms to decide by
+        if not self.server.models.learns:  # without learning there are no norms
             await self._note_skipped([ModelChange.of(entry) for entry in state.received])
             return [] if schedule is None else self._random_cut()
         clusters = await self._collect_clusters()
@@ -576,5 +576,5 @@ class CFL(Grouped[CFLParams]):
         outside_round = [preparation.device for preparation in prepared if not preparation.in_round]
         await super()._assign_prepared()
         for device in outside_round:
-            if self.state.group[device] == NO_GROUP:  # its node is no leaf: it needs one more task
+            if self.state.group[device] == NO_GROUP:  # the device's node is no leaf: one more task
                 self.require_preparation(device)

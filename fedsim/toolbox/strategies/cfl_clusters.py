@@ -71,7 +71,12 @@ def is_incongruent(norms: Norms, limits: NormLimits) -> bool:
 
 @saved()
 class ModelChange(NamedTuple):
-    """Change of a model by a client's training, as the trained model and the model before it."""
+    """Change of a model by a client's training, as a pair of models.
+
+    Attributes:
+        trained: the model after the training.
+        start: the model before the training.
+    """
 
     trained: Ref
     start: Ref

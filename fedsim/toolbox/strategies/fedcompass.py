@@ -63,7 +63,7 @@ class FedCompassParams(AsynchronousParams):
     def updates_of_round(self) -> float:
         # A client can join a group only if its count of steps is within the bounds. The estimate is
         # that half of the clients that can join do so.
-        # Count of clients that can join, without the client that opens the group.
+        # Expected count of clients that can join, without the client that opens the group.
         joining = (self.concurrency - 1) * (1 - self.min_steps / self.max_steps)
         return 1 + joining / 2
 
@@ -268,7 +268,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         best_steps = self.params.min_steps
         for index, group in self.state.groups.items():
             steps = self._steps_until(group.expected, device)
-            if best_steps <= steps <= self.params.max_steps:  # the newest of equal groups
+            if best_steps <= steps <= self.params.max_steps:  # the last of equal groups is best
                 best = index, steps
                 best_steps = steps
         return best

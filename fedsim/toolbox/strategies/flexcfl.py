@@ -389,7 +389,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         """
         devices = list(self.state.pretrained_models)
         models = list(self.state.pretrained_models.values())
-        updates = await self._finite_updates(models)  # by position in ``models``
+        updates = await self._finite_updates(models)  # position in ``models`` -> update
         if updates is not None:
             devices = [devices[position] for position in updates]
             models = [models[position] for position in updates]

@@ -172,8 +172,8 @@ class FLoRA(CutModels):
 
     - Each client trains adapters of its rank, and sends them (``update``).
     - The server stacks the adapters that it receives, weighted by the clients' samples, and sends
-      the stack. From a stack a device can compute the weighted mean of the products B A, which the
-      product of the means of B and of A is not.
+      the stack. From a stack a device can compute the weighted mean of the products B A. It could
+      not do so from the means of A and of B.
     - Each device adds this mean to its weights, and begins with fresh adapters, drawn by a seed
       that all devices share.
 

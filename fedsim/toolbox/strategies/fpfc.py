@@ -408,7 +408,7 @@ def fused(
     first, second, *earlier = models
     delta = first.astype(np.float64) - second
     if earlier:
-        dual = earlier[0][len(first) :]  # after theta
+        dual = earlier[0][len(first) :]  # the dual comes after theta
         delta = delta + dual / rho
     distance = length(delta[compared_from:])
     factor = 1.0

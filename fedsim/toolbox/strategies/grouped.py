@@ -298,7 +298,7 @@ class Grouped(Synchronous[G]):
         follows_such_code = self.params.sweeps and self.params.as_published
         if not follows_such_code:
             return []
-        if self.state.round * count >= self.server.devices:  # the past rounds had places for all devices
+        if self.state.round * count >= self.server.devices:  # earlier rounds had a place for each
             return []
         was_asked = self.state.asked
         available = self.server.clients.idle_devices()
@@ -443,9 +443,10 @@ class Grouped(Synchronous[G]):
         """Assign groups to the devices that have just ended their preparation, or handle a timer.
 
         A preparation is the task that finds a device's group. The timer ``assign`` causes the
-        assignment, after which devices of the round start their training. If the deadline of the
-        round, or a timer before its first messages, fires earlier at the same simulated time,
-        groups are assigned first. The other timer is set again, to be handled after the starts.
+        assignment, after which devices of the round start their training. If the timer of the
+        round's deadline, or a timer before the round's first messages, fires earlier at the same
+        simulated time, groups are assigned first. That timer is handled when the trainings have
+        been started.
 
         Args:
             name: name of the timer that has fired.

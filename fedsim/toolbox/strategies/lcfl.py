@@ -268,10 +268,9 @@ class LCFL(Grouped[LCFLParams]):
         return {"model": self.state.global_model, "trains-local": Header(True)}
 
     async def aggregate(self) -> None:
-        """Aggregate each cluster's updates into its model, or all updates before the clustering.
+        """Aggregate updates into the clusters' models, or before the clustering into the global model.
 
-        Before the clustering all updates are aggregated into the global model. They are also
-        stored, as the devices' local models.
+        Before the clustering the updates are also stored, as the devices' local models.
         """
         state = self.state
         if state.clustered:

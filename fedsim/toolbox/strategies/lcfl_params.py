@@ -105,6 +105,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     def second_campaign(self) -> Literal["exchange", "gradient"] | None:
         """Name of the task that each device does between its local training and the clustering.
 
+        A campaign is a task that many devices each do once; the first one is the local training.
         ``exchange``: the device tests all devices' models; ``gradient``: it sends a gradient. None:
         there is no such task, as the key ``measure`` needs only the local models.
         """

@@ -96,7 +96,7 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         )
         trainings = [Train(first)]
         for index in range(1, params.local_rounds):
-            start = PreviousResult(parts=((index - 1, 1.0),))  # the training before, unchanged
+            start = PreviousResult(parts=((index - 1, 1.0),))  # the result of the training before
             training = Training(
                 start,
                 LocalSteps(params.steps, only_batch=index),

@@ -135,7 +135,8 @@ class REFLState(FedAvgState):
 
     Attributes:
         late: Tasks that continue after their round has closed, task ID -> round index.
-        stale: Updates of late tasks that have arrived in the open round, each with its ``round``.
+        stale: Updates of late tasks that have arrived in the open round. The entry ``round`` of an
+            update is the index of the round in which its task began.
     """
 
     late: dict[int, int] = field(default_factory=dict)

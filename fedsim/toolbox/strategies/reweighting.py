@@ -9,7 +9,7 @@ from fedsim.toolbox.clustering.algorithms import kmeans, members
 
 Clusters = list[list[int]]
 
-_RANK_TOLERANCE = 1e-10  # relative singular value below which mixtures of clusters count as equal
+_RANK_TOLERANCE = 1e-10  # singular values below this share of the largest one count as 0
 _LEAST_WEIGHT = 1e-8  # a smaller weight of a cluster counts as 0
 _PENALTY = 1e-6  # weight of the penalty on the norm of u in ``optimal_weights``
 
