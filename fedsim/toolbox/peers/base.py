@@ -369,7 +369,7 @@ class Peers(Strategy[P]):
             getattr(self._half, handler)(device, *arguments)
 
     def _await_return(self, number: int) -> None:
-        """Have ``on_return`` called when an unavailable device returns.
+        """Ask the simulator to call ``on_return`` when an unavailable device returns.
 
         The run is stopped if no device will ever be available.
 

@@ -65,9 +65,9 @@ class RoundHalf(PeerHalf[R]):
     """Base of a strategy's code on devices, for strategies without a server that have rounds.
 
     In a round a device trains, sends its model to some devices (its receivers), receives the models
-    of some devices (its senders), and averages them with its model. A device is at most one round
-    ahead of its senders. After an absence it joins the latest round. Subclasses implement
-    ``receivers``, ``senders`` and ``weight``.
+    of some devices (its senders), and averages them with its model. If no message is lost or late,
+    a device is at most one round ahead of its senders. After an absence it joins the latest round.
+    Subclasses implement ``receivers``, ``senders`` and ``weight``.
 
     Entries of a device's state: ``trained``, whether the device has trained in the round;
     ``update``, the trained model; ``sent``, the model that the device sends in the round;

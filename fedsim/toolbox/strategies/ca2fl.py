@@ -67,7 +67,7 @@ class CA2FL(Asynchronous[CA2FLParams]):
     - v = (1/n) sum_i h_i + (1/M) sum_(i in buffer) (Delta_i - h_i). The first mean is over all n
       devices, so that devices that answer often do not dominate.
     - w <- w + eta v, with the model w and the server's learning rate eta. The new w is published as
-      a version.
+      a new version of the model.
     - For each device in the buffer h_i becomes its newest Delta_i.
 
     Messages are as in FedBuff: the model down, the update up (d parameters each). An update that is

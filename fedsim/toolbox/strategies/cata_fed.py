@@ -320,7 +320,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         limit = Limit(
             budget=instruction[TIME_LIMIT],  # T (s)
             adaptive=params.adaptive,
-            at_least=1 if params.adaptive else params.local_epochs,  # epochs; a client with fewer is a straggler
+            at_least=1 if params.adaptive else params.local_epochs,  # fewer epochs: a straggler
             go_on=True,  # a straggler answers too
             cut_undoes=params.cut_epoch == "lost",
         )
@@ -546,9 +546,10 @@ class CataFed(FedAvg[CataFedParams]):
         return {"model": self.state.model, TIME_LIMIT: self._time_limit_s}
 
     def _counted_as(self, message: TaskEnd) -> RoundCount:
-        """Return whether an ended task is ``valid``, ``slow`` or ``disconnected`` in its round.
+        """Return which count of the round an ended task increases.
 
-        It is ``slow`` if the client answered that it finished no epoch (I = 0).
+        This is ``valid``, ``slow`` or ``disconnected``. It is ``slow`` if the client answered that
+        it was too slow (I = 0).
         """
         column = super()._counted_as(message)
         if column == "valid" and not message[HAS_FINISHED]:

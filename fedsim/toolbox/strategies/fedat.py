@@ -123,9 +123,9 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
       their update (d). The mean of the updates becomes the tier's model. Before its first round
       ends, a tier has the initial model.
     - After each round of a tier the global model becomes the weighted mean of all tiers' models,
-      and is published as a version. Tier m has the weight T_(M+1-m) / T. T_m counts the rounds of
-      tier m that have replaced its model, and T is the sum of all T_m. Slow tiers thus get the
-      counts of fast ones as their weights.
+      and is published as a new version. Tier m has the weight T_(M+1-m) / T. T_m counts the rounds
+      of tier m that have replaced its model, and T is the sum of all T_m. Slow tiers thus get the
+      counts of fast tiers as their weights.
 
     A device that is away at first, or a newcomer, does the measured training when it is available,
     and joins the tier into whose range its latency falls.

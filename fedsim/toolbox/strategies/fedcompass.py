@@ -423,7 +423,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         self._refill_soon()
 
     async def _publish(self, updates: Sequence[AsynchronousUpdate]) -> None:
-        """Move the model by the changes of updates, and publish it as a version.
+        """Move the model by the changes of updates, and publish it as a new version.
 
         The change of an update is its difference from the downloaded model. The longer ago the
         download, in versions, the smaller the change's weight.

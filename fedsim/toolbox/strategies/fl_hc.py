@@ -75,10 +75,11 @@ class FLHC(LCFL):
     Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local
     updates" (IJCNN 2020), Algorithm 1.
 
-    After ``moment.rounds`` of FedAvg every available device receives the global model, trains, and
-    sends its update (d parameters each way). The updates are clustered, and each cluster begins at
-    the global model. Devices without a cluster test the models of all clusters on their training
-    data, and join the cluster of the model with the least loss. All else is as in ``LCFL``.
+    After some rounds of FedAvg (key ``moment.rounds``) every available device receives the global
+    model, trains, and sends its update (d parameters each way). The updates are clustered, and each
+    cluster begins at the global model. Devices without a cluster test the models of all clusters on
+    their training data, and join the cluster of the model with the least loss. All else is as in
+    ``LCFL``.
     """
 
     Params: ClassVar[type[LCFLParams]] = FLHCParams

@@ -260,14 +260,16 @@ class FlexCFL(Migrating[FlexCFLParams]):
     shift" (2021), Algorithms 2 and 3, section 3.4, and "FedGroup: efficient clustered federated
     learning via decomposed data-driven measure" (2020).
 
-    A pre-training is a training of the initial model w0, for the steps or epochs of ``moment``. It
-    gives an update dw, the trained model minus w0, by which the device finds its group.
+    A pre-training is a training of the initial model w0, for the steps or epochs of the key
+    ``moment``. It gives an update dw, the trained model minus w0, by which the device finds its
+    group.
 
     - Group cold start (Algorithm 3), before the first round: alpha m devices, with m groups and
-      alpha = ``moment.devices``, receive w0 (d parameters), pre-train, and send the trained model
-      (d parameters). They are clustered by dw. A group's first model is the mean of its members'
-      trained models. Its direction is the mean of their dw, and never changes again. If fewer than
-      m devices answer, the cold start is repeated; after 100 such cold starts the run ends.
+      alpha the key ``moment.devices``, receive w0 (d parameters), pre-train, and send the trained
+      model (d parameters). The devices are clustered by dw. A group's first model is the mean of
+      its members' trained models. The group's direction is the mean of their dw, and never changes
+      again. If fewer than m devices answer, the cold start is repeated; after 100 such cold starts
+      the run ends.
     - Round: K clients receive their group's model (d parameters), train, and send their update (d
       parameters). A group's model becomes the mean of its updates, weighted by samples. With eta_g
       above 0 the groups' models then move towards each other (Eq. 20) through an auxiliary server,

@@ -339,7 +339,7 @@ class Grouped(Synchronous[G]):
         return None if group is None else self.state.models[group]
 
     def require_preparation(self, device: int) -> None:
-        """Make a device do the task that finds its group anew, its preparation.
+        """Make a device do its preparation, the task that finds its group.
 
         If the device has just been selected for a round, the preparation is part of the round.
         Otherwise it takes place outside the rounds: now if the device is idle, else when the task
@@ -385,7 +385,7 @@ class Grouped(Synchronous[G]):
         self._prepare_outside_round(device)
 
     def is_preparing(self, device: int) -> bool:
-        """Return whether a device does the task that finds its group, or awaits the group after it.
+        """Return whether a device does the task that finds its group, or awaits the assignment.
 
         Args:
             device: ID of the device.

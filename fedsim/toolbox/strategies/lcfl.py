@@ -268,7 +268,7 @@ class LCFL(Grouped[LCFLParams]):
         return {"model": self.state.global_model, "trains-local": Header(True)}
 
     async def aggregate(self) -> None:
-        """Aggregate updates into the clusters' models, or before the clustering into the global model.
+        """Aggregate updates into the clusters' models, or at first into the global model.
 
         Before the clustering the updates are also stored, as the devices' local models.
         """
