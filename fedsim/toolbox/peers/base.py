@@ -58,13 +58,14 @@ class PeerParams(StrategyParams):
         return Reasons(by_device=dict.fromkeys(("epochs", "steps"), reason))
 
     def check_population(self, population: PopulationSpec) -> None:
-        """Check the keys that matter if devices come and go.
+        """Check that the keys fit a population whose devices come and go.
 
         Args:
             population: the devices of the scenario.
 
         Raises:
-            ScenarioError: ``deadline`` is missing, or ``local_epochs`` is 0.
+            ScenarioError: devices come and go, and ``deadline`` is missing, or ``local_epochs`` is
+                0.
         """
         if not population.comes_and_goes:
             return
@@ -125,7 +126,8 @@ class PeerHalf(Generic[P]):
             finished: the largest count of rounds that any device has finished.
 
         Returns:
-            The reason, a clause for an error message; None, the default, if it can continue.
+            The reason, a clause for an error message; None, the default, if the run can be
+            continued.
         """
         return None
 
@@ -144,7 +146,7 @@ class PeerHalf(Generic[P]):
 
         Args:
             device: the device that has trained.
-            update: the trained model; None if the task ended without one.
+            update: the trained model; None if the training ended without a result.
         """
         raise NotImplementedError
 

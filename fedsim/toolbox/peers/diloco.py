@@ -77,13 +77,15 @@ class DiLoCoParams(PeerParams):
         return self.overlap
 
     def check(self, devices: int) -> None:
-        """Check that ``overlap`` fits ``local_steps``, and that there are two devices or more.
+        """Check that the keys fit each other, and that there are two devices or more.
 
         Args:
             devices: count of devices.
 
         Raises:
-            ScenarioError: a key does not fit.
+            ScenarioError: ``overlap`` is a number of steps, and ``local_steps`` is missing or
+                smaller; there are fewer than two devices; or ``local_steps`` and ``local_epochs``
+                are both given.
         """
         early = self.early_steps
         if early is not None and (self.local_steps is None or early > self.local_steps):

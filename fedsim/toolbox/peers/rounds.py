@@ -332,7 +332,7 @@ class EpidemicParams(PeerParams):
     The keys of all strategies without a server are allowed too.
 
     Attributes:
-        sample_size: s, the number of devices to which a device sends in a round.
+        sample_size: s, the number of devices to which a device sends its model in a round.
     """
 
     kind: Literal["epidemic"] = "epidemic"

@@ -603,7 +603,7 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
     """Compute the mean of models and their leading principal axes.
 
     The entry of largest magnitude of each axis is positive. There are at most (count of models) - 1
-    axes; all other axes are 0.
+    axes; if ``count`` is larger, the other axes are 0.
 
     Args:
         models: the models, float32 [d] each.

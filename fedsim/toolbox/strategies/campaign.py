@@ -66,9 +66,10 @@ class Campaign:
         self._on_over = on_over
 
     async def begin(self, job: str, devices: Sequence[int], limit: float | None) -> None:
-        """Begin a campaign: send its task to each device that is available.
+        """Begin a campaign: send each available device its task.
 
-        The opening is recorded among the run's events as ``campaign``.
+        Unavailable devices receive their task when they return. The opening is recorded among the
+        run's events as ``campaign``.
 
         Args:
             job: name of the job, which devices receive as ``Instruction.job``.

@@ -479,8 +479,9 @@ class CataFed(FedAvg[CataFedParams]):
     def select(self) -> list[int]:
         """Select the clients of the round; if a size was reported, clients are clustered first.
 
-        With ``proportional-fair`` they are the group of clients that has waited longest, with
-        ``round-robin`` random clients of each cluster in turn, with ``random`` any clients.
+        By the key ``selection`` they are the group of clients that has waited longest
+        (``proportional-fair``), random clients of each cluster in turn (``round-robin``), or any
+        connected clients (``random``).
 
         Returns:
             Device IDs; empty if no client is connected.

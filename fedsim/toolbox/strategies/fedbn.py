@@ -27,7 +27,9 @@ class FedBNParams(AggregatingParams):
     keeps: Literal["layers", "statistics"] = "layers"
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Return for each tensor of the model whether it stays on the devices, by ``keeps``.
+        """Return for each tensor of the model whether it stays on the devices.
+
+        The key ``keeps`` selects all tensors of normalisation layers, or only running statistics.
 
         Args:
             tensors: the tensors of the model.

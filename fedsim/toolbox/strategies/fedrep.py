@@ -36,8 +36,8 @@ class FedRepParams(FedPerParams):
 class FedRepClient(SynchronousClient[FedRepParams]):
     """Client that trains its head, the last layers, and then all layers below.
 
-    The layers below are fixed while the head is trained, and the head while they are trained. Only
-    the layers below are received from and sent to the server.
+    The layers below are fixed while the head is trained. The head is fixed while the layers below
+    are trained. Only the layers below are received from and sent to the server.
     """
 
     def __init__(self, params: FedRepParams, setting: RunInfo) -> None:

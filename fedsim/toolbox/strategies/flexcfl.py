@@ -107,7 +107,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         return Training(initial, self.local_epochs)
 
     def devices_to_pretrain(self, devices: int) -> int:
-        """Return how many devices train the initial model in the group cold start.
+        """Return how many devices train the initial model before the first round, to make groups.
 
         The count is alpha m, at most all devices, with m groups and alpha = ``devices`` of the
         scenario's table ``strategy.moment``. With random groups it is one device for each group.
@@ -526,9 +526,9 @@ class FlexCFL(Migrating[FlexCFLParams]):
     # inter-group aggregation (Eq. 20)
 
     async def after_aggregation(self) -> None:
-        """Move the groups' models towards each other (Eq. 20) after a round, if eta_g is above 0.
+        """Move the groups' models towards each other (Eq. 20) after a round.
 
-        Groups without devices do not take part.
+        Nothing is done if the key ``eta_g`` is 0. Groups without devices do not take part.
         """
         state = self.state
         server = self.server

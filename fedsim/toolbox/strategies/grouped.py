@@ -73,7 +73,7 @@ class PlainDeadline(SelectingParams):
 
 
 class GroupedParams(ClusteredParams, SynchronousParams):
-    """Keys of ``[strategy]`` for strategies with groups whose rounds ask clients of all groups.
+    """Keys of ``[strategy]`` for strategies with groups in which a round asks all groups' clients.
 
     A group is a set of devices that share a model. A round asks ``clients_per_round`` clients in
     all.
@@ -276,7 +276,11 @@ class Grouped(Synchronous[G]):
         return assignment
 
     def select(self) -> list[int]:
-        """Return the round's clients: devices never asked (``_sweep``), others by ``selection``."""
+        """Return the round's clients, by the key ``selection``.
+
+        If the published code that the strategy follows first asks all devices in turn, devices
+        that no round has asked yet come first.
+        """
         count = self.params.asked_per_round
         cohort = self._sweep(count)
         if len(cohort) < count:

@@ -298,7 +298,8 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     async def on_task_end(self, message: TaskEnd) -> None:
         """Store a client's update at its edge server, and end the edge round after the last task.
 
-        A client without an update takes no further part in the round.
+        An edge round, one of several in a round, trains the edge server's model once. A client
+        without an update takes no further part in the round.
 
         Args:
             message: the client's ended task.

@@ -193,6 +193,8 @@ class IFCA(Migrating[IFCAParams]):
     ) -> Ref:
         """Return a group's next model: the mean of its updates, or a step by summed gradients.
 
+        The key ``averaging`` chooses between the two.
+
         Args:
             model: the group's present model.
             entries: the updates of the group's clients.

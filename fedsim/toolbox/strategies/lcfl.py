@@ -349,6 +349,8 @@ class LCFL(Grouped[LCFLParams]):
     async def on_task_end(self, message: TaskEnd) -> None:
         """Store the answer of a task of the open campaign, or handle the end of a round's task.
 
+        In a campaign each device does one task outside the rounds, such as a local training.
+
         Args:
             message: the ended task.
         """

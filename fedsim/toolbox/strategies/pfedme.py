@@ -56,8 +56,8 @@ class PFedMeParams(AggregatingParams):
 class PFedMeClient(OwnModelClient[PFedMeParams]):
     """Client that trains a personal model R times, each time pulled to its local model.
 
-    After each training the local model moves towards the personal one. The local model is sent to
-    the server; the personal model stays on the device.
+    R is the key ``local_rounds``. After each training the local model moves towards the personal
+    model. The local model is sent to the server; the personal model stays on the device.
     """
 
     def local_model(self, received: Ref, rounds: int) -> PreviousResult:
@@ -84,9 +84,9 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
     def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         """Return R trainings of the personal model, each of K steps on one batch.
 
-        The loss is loss(batch) + lambda / 2 ||theta - w_r||^2, with the personal model theta and
-        the local model w_r. The first training begins at the received model, each later training at
-        the result of the training before.
+        R is the key ``local_rounds``, and K the key ``steps``. The loss is loss(batch) + lambda / 2
+        ||theta - w_r||^2, with the personal model theta and the local model w_r. The first training
+        begins at the received model, each later training at the result of the training before.
         """
         params = self.params
         received = instruction["model"]

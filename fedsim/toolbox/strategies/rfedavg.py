@@ -105,7 +105,10 @@ class RFedAvgParams(SynchronousParams):
 
     @property
     def uses_loss(self) -> bool:
-        """Whether clients report their training loss, which the clustering CCS needs."""
+        """Whether clients report their training loss, which the clustering CCS needs.
+
+        CCS clusters clients by the cosines of their gradients. Its threshold depends on the losses.
+        """
         return self.clustering == "ccs" or self.kmeans_clusters == "ccs"
 
 

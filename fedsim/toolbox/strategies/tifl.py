@@ -379,7 +379,8 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     async def on_task_end(self, message: TaskEnd) -> None:
         """Handle the end of a test of the model, of a device's first task, or of a round's task.
 
-        The test ends with the last of its tasks.
+        The test ends with the last of its tasks. A device's first task measures its data size or
+        its latency, by which the device is assigned to a tier.
 
         Args:
             message: the ended task.
