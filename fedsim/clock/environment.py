@@ -247,7 +247,7 @@ class Environment(simpy.Environment):
         """
         # a coroutine, which SimPy takes, has no events to yield
         if not isinstance(generator, Generator):
-            raise refusal("env.process", "generator", generator, GENERATOR_IN_WORDS)
+            raise refusal("process", "generator", generator, GENERATOR_IN_WORDS)
         return simpy.Process(self, CheckedEvents(generator, self))
 
     def peek(self) -> float:

@@ -35,7 +35,7 @@ from fedsim.clock.environment import (
     ProcessGenerator,
 )
 from fedsim.clock.executors import Executor, Inline
-from fedsim.clock.processes import GENERATOR_IN_WORDS, OwnEvent, raise_failure
+from fedsim.clock.processes import OwnEvent, raise_failure
 from fedsim.common.arguments import (
     CALLABLE,
     FLAG,
@@ -261,8 +261,6 @@ class Simulation:
         Raises:
             SimulationError: the argument is no generator.
         """
-        if not isinstance(generator, Generator):
-            raise refusal("Simulation.process", "generator", generator, GENERATOR_IN_WORDS)
         process = self.env.process(generator)
         process.callbacks.append(raise_failure)
         return process
