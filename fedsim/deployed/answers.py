@@ -6,6 +6,7 @@ from typing import NamedTuple
 from flwr.app import RecordDict
 
 from fedsim.common.errors import show_value
+from fedsim.common.step_names import TRAIN
 from fedsim.deployed.packing import FORGOT, SHIFT, ContentPacker, ModelPlace, Packet
 from fedsim.deployed.reading import (
     PacketError,
@@ -44,12 +45,14 @@ class CheckedAnswer(NamedTuple):
         has_forgotten: whether the node has lost the stored state of its device.
         shift: numbers by name that the device sends because its data have changed
             (``Client.on_shift``); empty if they have not changed.
+        trained: count of the finished epochs of each training of the task, in their order.
     """
 
     packet: Packet
     is_late: bool
     has_forgotten: bool
     shift: dict[str, float]
+    trained: tuple[int, ...]
 
 
 def read_answer(records: RecordDict, task: Task) -> CheckedAnswer:
@@ -71,12 +74,13 @@ def read_answer(records: RecordDict, task: Task) -> CheckedAnswer:
     if outcome not in _OUTCOMES:
         raise PacketError(f"outcome is {show_value(outcome)}; allowed are {', '.join(_OUTCOMES)}")
     finite_of(entry_of(head, "took_s"), "took_s")
-    for step in list_of(entry_of(head, "steps"), "steps"):
-        read_step(step)
+    steps = [read_step(step) for step in list_of(entry_of(head, "steps"), "steps")]
+    trainings = [step for step in steps if step.name == TRAIN]
+    trained = tuple(count_of(training.facts["epochs"], "epochs") for training in trainings)
     shift: dict[str, float] = {}
     for name, value in table_of(head.get(SHIFT, {}), SHIFT).items():
         shift[name] = number_of(value, f"{SHIFT}.{name}")
-    return CheckedAnswer(packet, outcome == "late", FORGOT in head, shift)
+    return CheckedAnswer(packet, outcome == "late", FORGOT in head, shift, trained)
 
 
 class AnswerReader:

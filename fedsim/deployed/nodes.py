@@ -254,6 +254,7 @@ class Nodes:
                 task.device,
             )
             self._clock.record("node-forgot", dict(task.fields))
+        task.trained = answer.trained
         remote.receive(task.id, contents or None, "late" if answer.is_late else None)
         if answer.shift and not answer.is_late:
             on_shift = self._run.strategy.on_shift

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fedsim.deployed.export import export
 from fedsim.deployed.records import HEAD, PAYLOADS
 from fedsim.deployed.server import Deployment
 from fedsim.lab.audited import audit_run
+from fedsim.plugin import Client, Device, Header, Instruction, LocalResult, Strategy, TaskEnd
 from fedsim.records.reading import RunFolder
 from fedsim.running.scenario import Scenario, load
 from tests.flower.nodes import NODES, ThreadGrid
@@ -225,6 +227,58 @@ def test_a_late_answer_of_a_former_round_is_noted_and_ignored(tmp_path: Path) ->
     assert [len(names) for names in tasks] == [3] * 4
     bytes_down = RunFolder(tmp_path / "out").summary["bytes"]["down"]
     assert bytes_down == 4 * NODES * 2600  # late nodes have received their requests
+    findings = audit_run(tmp_path / "out").findings
+    assert {name: problems for name, problems in findings.items() if problems} == {}
+
+
+# Answers without a model.
+
+
+class Measuring(Client[Any]):
+    """Trains, and answers with the number of its samples alone."""
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Any:
+        return {"samples": Header(device.samples)}
+
+
+class Counting(Strategy[Any]):
+    """Asks all devices in each of two rounds, and keeps its first model."""
+
+    Client = Measuring
+
+    async def on_start(self) -> None:
+        self.state.update(model=self.server.models.initial(), round=0)
+        self.ask_all()
+
+    def ask_all(self) -> None:
+        self.state["answers"] = []
+        self.server.begin_round(self.state["round"])
+        for device in range(NODES):
+            contents = {"model": self.state["model"]}
+            self.server.ask(device, contents, round=self.state["round"])
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        self.state["answers"].append(message["samples"])
+        if len(self.state["answers"]) < NODES:
+            return
+        counts = {"selected": NODES, "valid": NODES, "slow": 0, "disconnected": 0}
+        await self.server.finish_round(self.state["round"], self.models(), [], **counts)
+        self.state["round"] += 1
+        if self.state["round"] == 2:
+            self.server.stop("two rounds")
+        else:
+            self.ask_all()
+
+    def models(self) -> Any:
+        return {"global": (self.state["model"], None)}
+
+
+def test_answers_without_a_model_are_recorded_as_such(tmp_path: Path) -> None:
+    own: dict[str, object] = {"kind": "tests.flower.test_broken_nodes:Counting"}
+    deployment, _ = deployment_of(tmp_path, own, 2)
+    deployment.execute(tmp_path / "out", 0, 60.0)
+    listed = [record.fields["tasks"] for record in kinds(deployment, "no-update")]
+    assert [sorted(tasks) for tasks in listed] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     findings = audit_run(tmp_path / "out").findings
     assert {name: problems for name, problems in findings.items() if problems} == {}
 
