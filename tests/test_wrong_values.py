@@ -384,11 +384,17 @@ def test_a_hook_of_a_client_that_returns_another_value_is_named(name: str) -> No
         assert show_value(value) in str(caught.value)
 
 
-def test_steps_of_a_generator_remain_to_be_read() -> None:
+def test_steps_of_a_generator_are_checked_and_remain_to_be_read() -> None:
     def work(*_: Any) -> Any:
         yield Pause("sleep", 1.0)
 
+    def wrong(*_: Any) -> Any:
+        yield Pause("sleep", 1.0)
+        yield 5
+
     assert len([*called(Client, "work", work, None, None)]) == 1
+    with pytest.raises(SimulationError, match=r"Mine\.work .* returns 5 as a step; allowed"):
+        called(Client, "work", wrong, None, None)
 
 
 def test_numbers_of_numpy_are_right_in_a_training() -> None:

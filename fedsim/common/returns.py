@@ -8,7 +8,7 @@ that built-in parts spend no time on checks.
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, wraps
 from numbers import Integral, Real
@@ -354,6 +354,11 @@ class HookRule:
         return self.hint in (None, NoneType) or (self.hint is Any and self.returns == _ANYTHING)
 
     @cached_property
+    def is_of_sequence(self) -> bool:
+        """Whether the rule is for a method that returns a sequence, such as a list of steps."""
+        return get_origin(self.hint) is Sequence
+
+    @cached_property
     def _is_right_type(self) -> Check:
         return is_of_type(self.hint)
 
@@ -474,6 +479,8 @@ def _add_checks(own: FunctionType, rule: HookRule) -> Callable[..., object]:
         # the states are compared after the call only if the rule restricts random draws
         states = generator_states() if rule.returns.allowed_draws else {}  # before the call
         value = own(*arguments, **options)
+        if rule.is_of_sequence and isinstance(value, Iterator):
+            value = tuple(value)  # as an iterator can be read only once
         rule.check(value, arguments, options)
         if states:
             rule.check_draws(states)

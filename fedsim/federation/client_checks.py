@@ -3,7 +3,7 @@
 ``Client`` declares them by ``returns``, so that only hooks of users' classes are checked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import cast, get_args
 
 from fedsim.common import step_names
@@ -212,14 +212,12 @@ def _find_broken_rule(value: object, rules: Mapping[str, ArgumentRule]) -> str:
     return ""
 
 
-def find_wrong_steps(steps: Sequence[object], *_: object, **__: object) -> str:
+def find_wrong_steps(steps: Iterable[object], *_: object, **__: object) -> str:
     """Return what is wrong with the first wrong step that a device is to do, or "".
 
     Args:
         steps: the result of ``Client.work``.
     """
-    if not isinstance(steps, Sequence):
-        return ""  # steps of a generator can be read only once
     trainings = 0
     for step in steps:
         if not isinstance(step, TaskStep):

@@ -451,3 +451,10 @@ class TestRecords:
         run(world({"kind": "upload-slots", "slots": 2}, outage, off), tmp_path / "run")
         names = {entry["name"] for entry in trace_events(RunFolder(tmp_path / "run"))}
         assert {"queue", "link-rate", "switch-off", "switch-on", "process:note"} <= names
+
+
+@pytest.mark.parametrize("kind", [simpy.PreemptiveResource, simpy.Container, simpy.Resource])
+def test_slots_are_a_resource_of_the_run(kind: Any) -> None:
+    world = fedsim.build_world({"devices": 1}, {"kind": "star"})
+    with pytest.raises(SimulationError, match=r"queue for a simpy\.Resource"):
+        world.queue("up", kind(simpy.Environment(), 2))

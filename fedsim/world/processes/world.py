@@ -562,11 +562,17 @@ class World:
             slots: the resource, whose capacity is the count of messages that are sent at a time.
 
         Raises:
-            SimulationError: ``slots`` is no ``simpy.Resource``, or a preemptive one.
+            SimulationError: ``slots`` is no ``simpy.Resource``, a preemptive one, or of another
+                environment than ``world.env``.
         """
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
             raise SimulationError(
                 f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none"
+            )
+        if slots._env is not self.env:
+            raise SimulationError(
+                "messages queue for a simpy.Resource of another environment, which no event of this "
+                "run can free; allowed is one of world.env, as simpy.Resource(world.env, 2)"
             )
         self._processes.tasks.slots.add(direction, slots)
         self._processes.emit("queue", direction=direction, slots=slots.capacity)
