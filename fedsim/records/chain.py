@@ -32,8 +32,8 @@ class EventChain:
 
     The records, as rows of ``events.parquet``, form blocks of ``ROWS_A_BLOCK`` rows; the last block
     may be shorter. Each block changes the state h, at first empty, to sha256(h + block). The bytes
-    of a block are its times (little-endian float64), followed by ``repr`` of the list of its other
-    columns, each a tuple.
+    of a block are the times of its rows (little-endian float64), followed by ``repr`` of a list
+    with a tuple for each other column.
 
     Attributes:
         count: count of rows so far.
@@ -91,7 +91,7 @@ def _hash_block(state: bytes, rows: Sequence[EventRow]) -> bytes:
 class RowChain:
     """Fingerprint of a run's records as older versions of fedsim computed it, to check old runs.
 
-    A run folder is of that kind if its summary has no ``events_block``. Each row changes the state
+    A summary without the entry ``events_block`` has such a fingerprint. Each row changes the state
     h, at first empty, to sha256(h + ``repr`` of the row).
 
     Attributes:

@@ -101,7 +101,7 @@ def refuse_within_run(path: Path) -> None:
         summaries = (
             folder / SUMMARY,
             folder / live.LIVE / SUMMARY,
-        )  # of a run that has ended or not
+        )  # the files that show that a folder is a run's, finished or not
         if (folder / SCENARIO).is_file() and any(file.is_file() for file in summaries):
             raise RunFolderError(
                 f"--out {str(path)!r} lies in the run folder {folder.name!r}; give a place "
@@ -157,7 +157,7 @@ def refuse_other_scenario(path: Path, scenario: str) -> None:
 
 
 def summarised_status(path: Path) -> object:
-    """Return the status of a run, such as ``done``, from its summary; None without a readable one.
+    """Return the status of a run, such as ``done``, or None if its summary cannot be read.
 
     Args:
         path: the run folder.
@@ -179,10 +179,10 @@ def summarised(path: Path, entry: str) -> object:
 
 
 def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
-    """Prepare a run folder for a run that is resumed: remove the files that it will write again.
+    """Prepare a run folder for a resumed run: remove the files that the run will write again.
 
-    These are the final files, unfinished files, and the part files of tables that were written after
-    the checkpoint.
+    Removed are the final files, unfinished files, and the part files of tables that were written
+    after the checkpoint.
 
     Args:
         path: the run folder.
@@ -211,7 +211,7 @@ def make(path: Path) -> None:
     """Make a folder for ``--out``.
 
     Raises:
-        RunFolderError: the system refuses.
+        RunFolderError: the system cannot make the folder.
     """
     try:
         make_folder(path)
@@ -240,7 +240,7 @@ def writing(path: Path) -> Iterator[Path]:
         path: path of a file that a user requested.
 
     Raises:
-        RunFolderError: the system refuses to write there.
+        RunFolderError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -272,7 +272,8 @@ def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
 def changes(folder: Path) -> Iterator[str]:
     """Compare the files of a run folder with the checksums in its summary.
 
-    The summary itself is compared with the checksum that it has of its other entries.
+    The summary itself is checked by its entry ``summary_sha256``, the checksum of its other
+    entries.
 
     Args:
         folder: folder of a finished run.
@@ -285,7 +286,7 @@ def changes(folder: Path) -> Iterator[str]:
         written = read_bytes(folder / SUMMARY)
         summary = read_json(folder / SUMMARY)
         is_intact = written == summary_text(summary).encode()
-        # the seal is the checksum of the other entries, which the first version did not write
+        # the first version wrote no seal (checksum of the summary's other entries)
         is_before_seals = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
         if is_intact and not is_before_seals:
             is_intact = summary[SEAL] == _seal(summary)

@@ -30,8 +30,8 @@ NOT_IN_PAPER = (
 def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
     """Divide the delivered bytes of a message by the purposes of its payloads.
 
-    Payloads arrive in the order in which they were sent, so a message that was cut off lacks the
-    last ones.
+    A message has one or several payloads, such as a model and IDs, which arrive one after another.
+    So a message that was cut off lacks the last payloads.
 
     Args:
         payloads: purpose (such as ``model``) and bytes of each payload, in order.
@@ -57,7 +57,7 @@ def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
         preset: ``strict`` counts all bytes. ``paper`` leaves out the purposes in ``NOT_IN_PAPER``,
             such as initial models and tests, as the FlexCFL paper does.
     """
-    # sorted, because the sum of floats depends on their order
+    # sorted, because the rounded sum of floats depends on their order
     return sum(
         size
         for purpose, size in sorted(by_purpose.items())
@@ -124,7 +124,7 @@ class LedgerState(TypedDict):
         wasted: bytes of tasks whose work was not used.
         by_purpose: bytes by purpose of the payload, such as ``model``.
         by_task: task ID -> bytes so far, for running tasks.
-        idle: task ID -> True if a training of the task ended before its first epoch was finished.
+        idle: task ID -> True if a training of the running task finished no epoch.
         at_edges: task ID -> bytes of the task, if its answer waits at an edge server.
     """
 
@@ -155,8 +155,8 @@ class Ledger:
         self.down = self.up = self.peer = self.wasted = 0.0
         self.by_purpose: dict[str, float] = {}
         self._by_task: dict[int, float] = {}
-        self._idle: dict[int, bool] = {}  # task -> whether its training finished no epoch
-        # task -> bytes that it moved, if its answer is at an edge server and may be lost there
+        self._idle: dict[int, bool] = {}  # task ID -> whether its training finished no epoch
+        # task ID -> bytes that the task moved, if its answer is at an edge server, which may lose it
         self._at_edges: dict[int, float] = {}
 
     def add(self, task: int | None, direction: str, payloads: Payloads, delivered: float) -> None:
@@ -174,7 +174,7 @@ class Ledger:
             self.up += delivered
         else:
             self.peer += delivered
-        if len(payloads) == 1:  # most messages
+        if len(payloads) == 1:  # true for most messages, and fast
             purpose, _ = payloads[0]
             self.by_purpose[purpose] = self.by_purpose.get(purpose, 0.0) + delivered
         else:
@@ -217,26 +217,25 @@ class Ledger:
         if outcome != "done" or has_no_epoch:
             self.wasted += moved
             self._at_edges.pop(task, None)
-        elif task in self._at_edges:  # its answer may still be lost with the edge server
+        elif task in self._at_edges:  # the task's answer may still be lost with the edge server
             self._at_edges[task] = moved
 
     def count_as_wasted(self, tasks: Sequence[int]) -> None:
         """Count the bytes of tasks as wasted, because an edge server that held their answers was lost.
 
         Args:
-            tasks: numbers of the tasks.
+            tasks: IDs of the tasks.
         """
         self.wasted += sum([self._at_edges.pop(task, 0.0) for task in tasks])
 
     def close_round(self, running: Collection[int]) -> None:
-        """Forget the bytes of answers at edge servers at the end of a round.
+        """Forget, at the end of a round, the bytes of tasks whose answers were at edge servers.
 
-        These answers have been used, so they can no longer be lost and counted as wasted
-        (``count_as_wasted``).
+        The server has used these answers, so ``count_as_wasted`` can no longer concern them.
 
         Args:
-            running: IDs of tasks that still run. Their answers may still be lost, so that their
-                bytes stay stored.
+            running: IDs of tasks that still run. Their answers may still be lost, so the bytes of
+                these tasks are not forgotten.
         """
         self._at_edges = {task: moved for task, moved in self._at_edges.items() if task in running}
 

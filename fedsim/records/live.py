@@ -20,8 +20,8 @@ LIVE = "live"
 # temporary names of a new copy, and of the copy that it replaces
 _UNFINISHED = (f"{LIVE}{WRITING}", f"{LIVE}.old{WRITING}")
 RUNNING = "running"  # status in the summary of a live view
-EVERY_S = 20.0  # least real time between two copies (s)
-_SHARE = 30  # least time between two copies, as a multiple of the time that the last copy took
+EVERY_S = 20.0  # shortest real time between two copies (s)
+_SHARE = 30  # shortest time between two copies, as a multiple of the time that the last copy took
 
 
 class Live:
@@ -33,8 +33,8 @@ class Live:
         simulation: the clock.
         out: the run folder.
         write: function that writes the tables and the summary to a folder.
-        every_s: least real time between two copies, and before the first copy (s). Slow copies are
-            made less often.
+        every_s: shortest real time between two copies, and before the first copy (s). If a copy
+            takes long, the next one is made later.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Live:
         """Write a new copy of the tables and the summary, and put it in place of the last one."""
         begun = time.monotonic()
         copy, former = (self._out / name for name in _UNFINISHED)
-        for leftover in (copy, former):  # of a run that was killed
+        for leftover in (copy, former):  # a killed run may have left these folders
             shutil.rmtree(leftover, ignore_errors=True)
         copy.mkdir()
         self._write(copy)
@@ -80,9 +80,12 @@ class Live:
 
 
 def remove(run: Path) -> None:
-    """Remove the live view of a run folder, a copy of its tables so far, if there is one.
+    """Remove the live view, the folder with copies of an unfinished run's tables, if it exists.
 
-    Unfinished copies are removed too.
+    Unfinished copies are removed, too.
+
+    Args:
+        run: the run folder.
     """
     for name in (LIVE, *_UNFINISHED):
         shutil.rmtree(run / name, ignore_errors=True)

@@ -33,7 +33,7 @@ def locked(folder: Path, patience_s: float = 0.0, name: str = LOCK) -> Iterator[
         name: name of the locked file in the folder.
 
     Yields:
-        The file descriptors that hold the lock, also in a child process.
+        The file descriptors that hold the lock. A child process that inherits them holds it, too.
 
     Raises:
         FolderInUseError: another process still holds the lock after ``patience_s``.
@@ -54,7 +54,7 @@ def locked(folder: Path, patience_s: float = 0.0, name: str = LOCK) -> Iterator[
     try:
         yield [descriptor]
     finally:
-        path.unlink(missing_ok=True)  # before release, so that no other process holds this file
+        path.unlink(missing_ok=True)  # removed while no other process can lock it
         os.close(descriptor)
 
 
@@ -71,11 +71,11 @@ def _try_lock(path: Path) -> int | None:
             return None
         except OSError:  # a file system without locks
             pass
-        if os.fstat(descriptor).st_nlink:  # the file still has its name
+        if os.fstat(descriptor).st_nlink:  # no other process has removed the locked file
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
             return descriptor
-        os.close(descriptor)  # another process has removed this file meanwhile
+        os.close(descriptor)  # the file was removed meanwhile: lock a new one
 
 
 def _holder(path: Path) -> str:
@@ -87,5 +87,5 @@ def _holder(path: Path) -> str:
     try:
         process, host = read_text(path, errors="replace")[:300].split()
         return f"another process ({int(process)} on {host!r})"
-    except (OSError, ValueError):  # the file was just created, or just removed
+    except (OSError, ValueError):  # another process has just created or removed the file
         return "another process"

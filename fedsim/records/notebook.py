@@ -18,8 +18,8 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
 
     Returns:
         Name of a result -> text. The names are ``scenario``, ``strategy``, ``seed``, ``status``,
-        ``rounds`` (or ``versions``), ``accuracy``, the names of other metrics, ``simulated time``
-        and ``moved``, the bytes of all messages.
+        ``rounds`` (or ``versions``), ``accuracy``, the names of other metrics, ``simulated time``,
+        and ``moved`` (bytes of all messages).
     """
     accuracy = summary["accuracy"]
     moved = summary["bytes"]

@@ -23,7 +23,7 @@ from fedsim.records.schema import DEVICES, OWN_TRAINING, column, names_column, t
 from fedsim.world.meters.base import Meters
 
 _ROWS_A_BATCH = 4_096
-_ROWS_AT_ONCE = 131_072  # rows of a row group, in tables that are written at once
+_ROWS_AT_ONCE = 131_072  # rows of a row group, in tables that one call writes as a whole
 _ROWS_A_PART = 100_000  # rows of a part, and of a row group of the final file
 
 
@@ -53,9 +53,10 @@ class TableWriter:
         self._plain = pa.schema(plain_columns)  # the schema without dictionaries
         # ``pa.Schema.empty_table`` would load pandas, which takes long
         self._empty_table = pa.Table.from_batches([], schema=self._plain)
-        self._rows: list[tuple[object, ...]] = []  # the newest rows
-        self._packed = self._empty_table  # rows before them, as columns; in no part yet
-        self._parts: dict[Path, str] = {}  # part -> sha256
+        # A row is first in ``_rows``, then as columns in ``_packed``, and at last in a part file.
+        self._rows: list[tuple[object, ...]] = []
+        self._packed = self._empty_table
+        self._parts: dict[Path, str] = {}  # path of a part file -> its SHA-256
 
     def extend(self, rows: Sequence[tuple[object, ...]]) -> None:
         """Append rows to the table.
@@ -69,25 +70,24 @@ class TableWriter:
 
     @property
     def parts(self) -> Sequence[Path]:
-        """Paths of the files with the rows written so far, in order of the rows."""
+        """Paths of the part files, which have the rows written so far, in order of the rows."""
         return list(self._parts)
 
     def flush(self) -> list[str]:
-        """Write the rows in memory to a file; return the sha256 of each file so far, in order."""
+        """Write the rows in memory to a part file; return each part file's SHA-256, in order."""
         self._pack()
         if len(self._packed):
             self._write_part()
         return list(self._parts.values())
 
     def adopt(self, fingerprints: Sequence[str]) -> None:
-        """Continue the table of a killed run after the rows that it had written to files.
+        """Continue the table of a killed run after the rows that the run had written to part files.
 
         Args:
-            fingerprints: sha256 of each of these files (parts) in order, as ``flush`` returned
-                them.
+            fingerprints: SHA-256 of each part file in order, as ``flush`` returned them.
 
         Raises:
-            CheckpointError: a file is missing, or its sha256 differs.
+            CheckpointError: a part file is missing, or its SHA-256 differs.
         """
         self._parts = {}
         for number, sha256 in enumerate(fingerprints):
@@ -216,7 +216,7 @@ def write_columns(path: Path, columns: Mapping[str, Any], schema: pa.Schema) -> 
         replacing(path) as beside,
         pq.ParquetWriter(beside, schema, compression="zstd", use_dictionary=False) as writer,
     ):
-        for begin in range(0, max(rows, 1), _ROWS_AT_ONCE):  # once if there are no rows
+        for begin in range(0, max(rows, 1), _ROWS_AT_ONCE):  # one pass even if there are no rows
             row_group = slice(begin, begin + _ROWS_AT_ONCE)
             arrays = []
             for field in schema:

@@ -1,6 +1,6 @@
 """Reader of run folders, for the audit, comparisons and figures.
 
-It depends on the files only, and not on the engine.
+It reads the files only, and imports nothing of the simulation.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -126,7 +126,7 @@ def _check_magnitudes(table: pa.Table) -> None:
     """
     for name, column in zip(table.column_names, table.columns, strict=True):
         largest = _LARGEST.get(name)
-        if largest is None or not pa.types.is_floating(column.type):  # any value may occur
+        if largest is None or not pa.types.is_floating(column.type):  # no value is impossible
             continue
         values = column.drop_null()
         # NaN counts as impossible, because both comparisons are False for NaN
@@ -156,7 +156,7 @@ def _types_of(name: str, stored: pa.Schema) -> dict[str, pa.DataType]:
     """
     types = dict(zip(stored.names, stored.types, strict=True))
     for field in _SCHEMAS.get(name, ()):
-        may_be_missing = field.name in schema.LATER  # older versions did not write it
+        may_be_missing = field.name in schema.LATER  # older versions do not write these columns
         if field.name not in types and not may_be_missing:
             raise KeyError(f"it has no column {field.name}")
         stored_type = types.get(field.name, field.type)
@@ -181,8 +181,8 @@ def _can_be_read_as(stored: pa.DataType, target: pa.DataType) -> bool:
 def _read_columns(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
     """Read columns of a Parquet file, in the given order.
 
-    A column that an older version of fedsim did not write is read from the column that it wrote
-    instead, or is empty.
+    If an older version of fedsim wrote the file, a column may be missing. It is then read from the
+    column that this version wrote instead, or is empty.
 
     Args:
         file: the file.
@@ -268,7 +268,7 @@ class RunFolder:
         """Scenario of the run, with present keys in place of keys of earlier versions of fedsim.
 
         Attribute ``tables`` of the object is the scenario as a dict. Attribute ``lost`` names the
-        former keys and values that have no equal in this version.
+        former keys and values that this version cannot express.
         """
         with self._reading(files.SCENARIO):
             return understand(read_toml(self.path / files.SCENARIO))
@@ -316,7 +316,7 @@ class RunFolder:
             columns: the columns to read, in this order; None for all.
 
         Returns:
-            The table, with the columns' types of ``fedsim.records.schema``.
+            The table, whose columns have the types in ``fedsim.records.schema``.
 
         Raises:
             RunFolderError: the file is missing or damaged.
@@ -360,7 +360,7 @@ class RunFolder:
             pa.ArrowException,
         ) as error:
             text = str(error)
-            if isinstance(error, KeyError) and error.args:  # whose text is in quotes
+            if isinstance(error, KeyError) and error.args:  # ``str(error)`` would add quotes
                 text = str(error.args[0])
             reason = text.splitlines()[0] if text else type(error).__name__
             raise RunFolderError(

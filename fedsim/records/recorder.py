@@ -31,8 +31,8 @@ class RecorderState(TypedDict):
     """State of ``Recorder`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
-        parts: table -> sha256 of each file with some of its rows.
-        chain: fingerprint of the records.
+        parts: table -> SHA-256 of each part file of the table, in order of the rows.
+        chain: running hash over all records so far.
         ledger: bytes counted so far.
         rounds: rows of ``rounds.parquet`` so far.
         last_time: time of the last record (s).
@@ -103,7 +103,8 @@ class Recorder:
         self.last_time = time
         if self._is_metered:
             self.meters.take(record)
-        self._rows.append(event_row(record))  # now, because the fields' values may change later
+        # the row is made now, because the values of the record's fields may change later
+        self._rows.append(event_row(record))
         if kind == "step-start":
             self._starts[fields["task"]] = time
         elif kind == "step-end":
@@ -179,7 +180,7 @@ class Recorder:
     def chain(self) -> EventChain:
         """Fingerprint of all records so far, with their count.
 
-        Reading it first adds the rows collected in memory to the tables.
+        Access to this property first adds the rows collected in memory to the tables.
         """
         self._flush_rows()
         return self._chain
@@ -203,7 +204,7 @@ class Recorder:
 
     @property
     def parts(self) -> list[Path]:
-        """Paths of the files that hold the rows so far of all tables."""
+        """Paths of the part files of all tables, which have the rows written so far."""
         return [part for table in self._tables.values() for part in table.parts]
 
     def snapshot(self) -> RecorderState:

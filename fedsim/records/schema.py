@@ -4,10 +4,10 @@ All records have the same named columns. All other fields of a record are in ``d
 sorted keys.
 
 A transfer between a device and its edge server names the edge server as ``sender`` or ``receiver``.
-A transfer within the server's side has ``sender`` and ``receiver`` instead of device and task. With
-an edge server at one end it is a flow in the network. Otherwise it takes no time, uses no link and
-counts as ``up``. A transfer between any other two endpoints, such as two devices, has ``sender``,
-``receiver`` and the direction ``peer``.
+A transfer within the server's side has ``sender`` and ``receiver`` instead of device and task. If
+one of these is an edge server, the transfer is a flow in the network. Otherwise the transfer takes
+no time, uses no link and counts as ``up``. A transfer between any other two endpoints, such as two
+devices, has ``sender``, ``receiver`` and the direction ``peer``.
 """
 
 import hashlib
@@ -342,7 +342,7 @@ def _data(record: "Record") -> str:
         size = fields["bytes"]
         delivered = fields["delivered"]
         size_text = _number(size)
-        # of a complete message, both are the same object
+        # in the record of a complete message, size and delivered bytes are one object
         delivered_text = size_text if delivered is size else _number(delivered)
         return f'{{"bytes":{size_text},"delivered":{delivered_text},"payloads":{payloads}}}'
     others = {name: fields[name] for name in names if name not in _COLUMNS_OF_FIELDS}

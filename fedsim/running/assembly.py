@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 # largest population for which the availability of all devices is recorded; in a larger one, only
 # the availability of devices that were sent a task
 _MOST_RECORDED = 2_000
-_MOST_CHANGES = 200_000  # limit of recorded changes of availability; a picture shows fewer
+_MOST_CHANGES = 200_000  # greatest count of recorded changes of availability
 
 
 class Run:
@@ -79,7 +79,8 @@ class Run:
     ) -> None:
         self.scenario = scenario
         self.simulation = simulation
-        simulation.env.declare_alarm("stop", self.stop_at)  # for runs that are resumed
+        # a resumed run sets its end by this name
+        simulation.env.declare_alarm("stop", self.stop_at)
         self._root = scenario.data.own_folder()  # folder to which the scenario's paths are relative
         self._streams = Streams(scenario.seed)
         self._world = WorldBuilder(
@@ -104,7 +105,7 @@ class Run:
     # stages of building, in the order of the constructor
 
     def _choose_malicious(self) -> None:
-        """Choose the devices that attack; if the attack flips labels, mark their data for it."""
+        """Choose the devices that attack; if the attack flips labels, mark their data as flipped."""
         scenario = self.scenario
         self._malicious: Collection[int] = []
         self._attack: Attack | None = None
@@ -124,7 +125,7 @@ class Run:
         self.population.batching = scenario.training.batching
         if not scenario.strategy.traits.brings_learning:
             self.population.share_of = cache(self._relative_cost)
-        # availability so far, for the run folder
+        # intervals of availability so far, which the run folder gets
         self._past_spans: Spans = self._world.availability.spans
 
     def _relative_cost(self, by: CutBy, size: float) -> float:
@@ -158,7 +159,7 @@ class Run:
 
         metrics = scenario.figures
         test_columns = [Column(metric.name, "", "a metric") for metric in metrics]
-        if scenario.population.tested_only is not None:  # tests of devices that never train
+        if scenario.population.tested_only is not None:  # some devices are tested but never train
             test_columns += [Column(name, "", text) for name, text in COLUMNS.items()]
         local_columns: list[Column] = []
         if scenario.population.local is not None:
@@ -220,7 +221,7 @@ class Run:
         devices.clock = lambda: self.simulation.now
         devices.batteries = self._batteries
         energy = scenario.energy
-        if energy is not None and energy.preset is not None:  # such as ``smartphone-4g``
+        if energy is not None and energy.preset is not None:  # a preset such as ``smartphone-4g``
             presets = energy.preset
             preset_of_device = energy.draw_presets(self._streams, scenario.population.devices)
             devices.link_of = lambda device: presets[preset_of_device.item(device)]
@@ -327,7 +328,8 @@ class Run:
         model = self.scenario.model
         training = self.scenario.training
         objective = self.scenario.objective
-        usual_training = self.scenario.strategy.usual_training  # of devices of a kind
+        # function from the name of a kind of devices to their usual training
+        usual_training = self.scenario.strategy.usual_training
 
         def cost_of(cut: ModelCut | None, layers: int | None) -> ModelCost:
             """Return the cost of a smaller model, or of training the last ``layers`` layers."""
@@ -338,7 +340,7 @@ class Run:
 
         layer_count = 0
         if self.scenario.population.short_of_memory == "fewer-layers":
-            model.with_last_layers(1, *self._shape_and_classes)  # refuses a model without layers
+            model.with_last_layers(1, *self._shape_and_classes)  # raises if the model has no layers
             layer_count = len(layers_of(self._tensors()))
         return Rooflines(
             capacity.kinds,
@@ -451,9 +453,10 @@ class Run:
         accuracy: list[float | None] = [None] * len(devices)
         if self.evaluator.last is not None:
             accuracy_of_device = self.evaluator.last.device_accuracy()
-            accuracy_of_device |= self.evaluator.unseen_accuracy  # of devices that never train
+            # adds the accuracies on devices that never train
+            accuracy_of_device |= self.evaluator.unseen_accuracy
             accuracy = [accuracy_of_device.get(device) for device in ids]
-        # devices that never train have no group, and the last IDs
+        # devices that never train have the last IDs, and belong to no group
         trainable = [device for device in ids if device < population.trainable]
         no_groups: list[int | None] = [None] * (len(ids) - len(trainable))
         test_samples: AnyArray | list[Any] = columns.alike(0, len(devices))  # zeros
@@ -497,11 +500,11 @@ class Run:
 
     @property
     def at_once(self) -> int:
-        """Largest count of devices that can have a task at once.
+        """Largest count of devices that can have a task at a time.
 
-        It is the strategy's cohort size or its parameter ``concurrency``; without either, it is the
-        count of devices that may train. It is never above this count, which leaves out devices
-        that are only tested (``population.tested_only``).
+        It is the strategy's cohort size or its parameter ``concurrency``, but at most the count of
+        devices that may train. A strategy with neither may use all of these. Devices that are only
+        tested (``population.tested_only``) are not counted.
         """
         params = self.scenario.strategy
         devices = self.scenario.population.trainable
@@ -512,10 +515,11 @@ class Run:
 
     @property
     def rules(self) -> list[str]:
-        """Texts on the formulas of this run that were fitted to measurements: range and error.
+        """Texts on the formulas of this run that were fitted to measurements.
 
-        A formula gives, for example, the time of a training on a kind of device. ``fedsim check``
-        prints these texts.
+        A text states in which range a formula was fitted, and how large its error is. A formula
+        gives, for example, the time of a training on a kind of device. ``fedsim check`` prints
+        these texts.
         """
         network = self.scenario.network
         lines = [*network.rules(), *network.protocol.rules()]
@@ -574,7 +578,10 @@ class Run:
         return changes(self._past_spans, self._devices_with(_MOST_RECORDED), end, _MOST_CHANGES)
 
     def _fastest_download_s(self) -> float:
-        """Return the shortest time (s) in which any device, alone in the network, gets a model."""
+        """Return the shortest time (s) in which a device downloads a model without other traffic.
+
+        It is the minimum over all devices.
+        """
         near = self.scenario.strategy.traits.at_edges
         size = self.dispatch.envelopes.down.model_bytes + self.learner.base_bytes
         fastest_s = math.inf
@@ -610,12 +617,13 @@ def assemble(
     def record_end() -> None:
         simulation.record("run-end", {"reason": simulation.stopped or "nothing left to happen"})
 
-    # at the end of the run, in this order
+    # callbacks at the end of the run, in this order
     simulation.at_end(lambda: run.tasks.end_all("stopped"))
     simulation.at_end(run.messages.end_all)
     if run.tasks.batteries is not None:
         simulation.at_end(run.tasks.batteries.close)
     simulation.at_end(record_end)
-    simulation.at_close(run.strategy.on_end)  # after all of these, even if the run fails
+    # called after the callbacks of ``at_end``, even if the run fails
+    simulation.at_close(run.strategy.on_end)
     simulation.post(run.dispatch.start)  # the first event
     return run

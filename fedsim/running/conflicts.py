@@ -1,4 +1,4 @@
-"""Conflicts between sections of a scenario that are each valid alone."""
+"""Conflicts between sections of a scenario, each of which is valid by itself."""
 
 from collections.abc import Iterator
 
@@ -84,7 +84,7 @@ def _check_draws(scenario: Sections) -> Iterator[str]:
     if selection is None or not selection.repeats:
         return
     aggregation = strategy.aggregated_by
-    over_selection = 1.0  # none
+    over_selection = 1.0  # a factor of 1: no more clients are selected than needed
     if isinstance(strategy, SynchronousParams):
         over_selection = strategy.over_selection
     problem = ""
@@ -128,7 +128,8 @@ def _check_serverless(scenario: Sections) -> Iterator[str]:
     """Yield a message for each section that needs a server, for a strategy without a server."""
     up = scenario.messages.up
     problems = []
-    # devices send models to each other by the codec ``up``, as a server sends them down
+    # devices send whole models to each other by the codec ``up``, so it must be able to encode
+    # models that a server would send
     if "down" not in up.ways or up.stores_residual:
         reason = (
             f"writes changes of a model ({up.kind!r}), or keeps what it leaves out; not "
@@ -199,7 +200,8 @@ def _check_messages(scenario: Sections) -> Iterator[str]:
             "allowed is 'plain'"
         )
     for key, aggregation in strategy.aggregations.items():
-        obstacle = aggregation.why_not(up)  # why it cannot combine what this codec sends
+        # why the aggregation cannot combine what this codec sends
+        obstacle = aggregation.why_not(up)
         if obstacle:
             yield f"{up_text} and strategy.{key} is {aggregation.kind!r}: the codec {obstacle}"
     if strategy.resizes and up.stores_residual:
@@ -215,8 +217,8 @@ def _check_messages(scenario: Sections) -> Iterator[str]:
 def _check_feedback(scenario: Sections) -> Iterator[str]:
     """Yield a message if the codec's error feedback is set and has no effect.
 
-    Error feedback adds what a codec has left out to the next message. Devices of this strategy send
-    accumulated updates, in which this is included anyway.
+    Error feedback adds to the next message what the codec has left out of the last message. Devices
+    of the strategies concerned send accumulated updates, which include the omitted part anyway.
     """
     up = scenario.messages.up
     feedback = getattr(up, "error_feedback", None)
@@ -261,7 +263,7 @@ def _check_measured(scenario: Sections) -> Iterator[str]:
     measures = [*metrics]
     if objective.has_accuracy:
         measures.append("accuracy")
-    if scenario.population.tested_only is not None:  # measures of devices that never train
+    if scenario.population.tested_only is not None:  # such devices are measured by accuracy
         measures += [name for name in COLUMNS if objective.has_accuracy or name == LOSS]
     if monitor is not None and monitor not in measures:
         yield (
@@ -277,7 +279,7 @@ def _check_measured(scenario: Sections) -> Iterator[str]:
         )
     strategy = scenario.strategy
     needs_accuracy = strategy.why_not.with_selection(strategy.selected_by).no_accuracy
-    if needs_accuracy:  # the key that needs it, in words
+    if needs_accuracy:  # text that names the key that needs accuracy; empty if no key does
         yield f"{needs_accuracy}, which goes by accuracies, and with {kind} there are none"
 
 

@@ -32,7 +32,7 @@ class DriftState(TypedDict):
 class Drift:
     """Part of a run that changes devices' data at the rounds or times given by ``[drift]``.
 
-    With equal seeds, the random draws are the same for all strategies.
+    Scenarios with equal seeds have equal random draws of shifts, whatever their strategies.
 
     Args:
         spec: the section ``[drift]``.
@@ -55,7 +55,7 @@ class Drift:
         self._present = present  # which devices have arrived and not left; None for all
         # for each past shift, the devices from which it chose
         self._past_candidates: list[NDArray[np.int64]] = []
-        self._last_round = -1  # the last round that has begun
+        self._last_round = -1  # index of the last round that has begun
         dispatch.simulation.env.declare_alarm("drift", self._set_alarm)
         self._schedule_shift(index=0)
 

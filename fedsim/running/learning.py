@@ -85,7 +85,7 @@ class LearningBuilder:
                 f"strategy.kind is {scenario.strategy.kind!r}, which goes by labels, and "
                 "the data have none; allowed with data.column"
             )
-        # with the targets that the objective needs
+        # replace the targets of the samples by the targets that the objective needs
         data.pool = scenario.objective.fitted(data.pool, self._streams)
         return data
 
@@ -95,7 +95,7 @@ class LearningBuilder:
         sizes = data.train_sizes()
         without_samples = np.flatnonzero(sizes[: population.trainable] == 0)
         if len(without_samples):
-            count = int((sizes == 0).sum())  # among all devices
+            count = int((sizes == 0).sum())  # count of all devices without samples
             raise ScenarioError(
                 f"device {without_samples[0]} has no training samples; with this data.partition allowed is "
                 f"population.tested_only = {count}, by which the last {count} devices are tested "

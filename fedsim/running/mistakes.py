@@ -24,7 +24,8 @@ from fedsim.common.errors import (
 from fedsim.common.harmless import say
 
 INTERRUPTED = 130
-PAUSED = 75  # EX_TEMPFAIL of sysexits.h: call again to go on
+# exit status EX_TEMPFAIL of sysexits.h: the command was interrupted, and is to be called again
+PAUSED = 75
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of file names that no file can have
 
 
@@ -110,7 +111,7 @@ def _message(error: Exception, out: object) -> str:
         error: the error.
         out: value of the command's option ``out``; a path is the folder that the command writes.
     """
-    if isinstance(error, SimulationError):  # often by a user's code, whose line is named
+    if isinstance(error, SimulationError):  # often from a user's code: the message names its line
         return f"{error}{place_of(error)}"
     if isinstance(error, FedsimError):
         return str(error)

@@ -1,8 +1,8 @@
 """The models of a run as named tensors, to be written to files in the run folder.
 
-A model named ``file/index``, such as the model of a cluster, shares a file with others; its tensors
-are named ``index/tensor``. The weights of a model are read when its tensors are written, so that
-one model is in memory at a time.
+A model named ``file/index``, such as the model of a cluster, shares the file ``file`` with other
+models, and its tensors are named ``index/tensor`` there. The weights of a model are read when the
+model's tensors are written, so that one model is in memory at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -77,7 +77,8 @@ async def last_models(run: "Run") -> Models:
         run: the run.
 
     Returns:
-        Name of a file -> its tensors by name. Their values may be on disk until they are written.
+        Name of a file -> its tensors by name. The tensors' values may be on disk until the file is
+        written.
     """
     files: Models = {name: dict(tensors) for name, tensors in run.strategy.tensors().items()}
     if run.learner.learns:
@@ -87,9 +88,9 @@ async def last_models(run: "Run") -> Models:
 
 
 async def best_models(run: "Run") -> Models:
-    """Return the models that the run's best test has tested, to be written to files.
+    """Return the models that had the best test of the run, to be written to files.
 
-    The test with the best value of ``stop.monitor`` (such as the accuracy) is the best.
+    The best test is the one with the best value of ``stop.monitor`` (such as the accuracy).
 
     Args:
         run: the run.

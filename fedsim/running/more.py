@@ -43,7 +43,7 @@ class Extension(NamedTuple):
         text = str(value).strip()
         if text.isascii() and text.isdecimal() and int(text) >= 1:
             return cls(rounds=int(text), seconds=None)
-        is_number = text.lstrip("+-").isdecimal()  # such as "0" or "-3"
+        is_number = text.lstrip("+-").isdecimal()  # True also for "0" and "-3"
         if isinstance(value, str) and not is_number:
             seconds = read_quantity("--more", text, Seconds)
             if seconds > 0:
@@ -185,7 +185,8 @@ def refuse_dependent(run: "Run", planned: int | None) -> str | None:
     if planned is None:
         return None
     strategy = run.strategy
-    reason = strategy.why_not_more(planned)  # None if the planned count was not used
+    # why the strategy depends on the planned count; None if it does not
+    reason = strategy.why_not_more(planned)
     kind = run.scenario.strategy.kind
     if reason is not None:
         raise CheckpointError(

@@ -68,7 +68,7 @@ def _has_value(present: object, new: object) -> bool:
         return all(_has_value(present.get(key), value) for key, value in new.items())
     if isinstance(present, Mapping) and isinstance(new, str):
         present = present.get("kind")
-    # NaN is not equal to itself: ``is`` lets it pass here, and validation refuses it by name
+    # NaN is not equal to itself, so ``is`` compares it; validation refuses NaN with a message
     return new is present or bool(new == present)
 
 
@@ -78,8 +78,8 @@ def read_toml(path: str | Path, role: str, descendants: Sequence[Path] = ()) -> 
     Args:
         path: the file.
         role: word for the file in messages, such as ``scenario``.
-        descendants: the files through whose ``extends`` this one is read; it must not be among
-            them.
+        descendants: the files that extend this file, directly or through others. ``path`` must not
+            be one of these files.
 
     Raises:
         ScenarioError: the file cannot be read, is empty, or extends itself.
@@ -131,7 +131,7 @@ def apply_changes(
         The changes, parsed.
 
     Raises:
-        ScenarioError: a change is malformed, removes a key that is not given, or is undone by
+        ScenarioError: a change is malformed, removes a key that no scenario has, or is undone by
             another change.
     """
     parsed = [read_change(text) for text in changes]
@@ -212,7 +212,7 @@ def _set_key(sections: Tables, change: SetChange) -> None:
     for depth, key in enumerate(keys[:-1]):
         sets_kind = keys[depth + 1 :] == ("kind",)
         if sets_kind and isinstance(table.get(key), str):
-            table[key] = {}  # replaces the bare name of a kind
+            table[key] = {}  # a table replaces the bare name of a kind
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise ScenarioError(
@@ -257,7 +257,8 @@ def _drop_unknown_keys(
             raise ScenarioError(f"{'.'.join(keys[: depth + 1])}.{error}") from None
     if not spec:  # the class is unknown; validation refuses wrong keys
         return
-    set_paths = {path[: len(keys) + 1] for path in changed_keys}  # up to a key of this table
+    # changed keys, each cut to the length of a key of this table
+    set_paths = {path[: len(keys) + 1] for path in changed_keys}
     accepted = spec.takes()
     unknown_keys = [key for key in table if key not in accepted and (*keys, key) not in set_paths]
     for key in unknown_keys:
@@ -286,7 +287,7 @@ def nest_dotted_keys(changes: Mapping[str, Any]) -> Tables:
                 "'training.lr'"
             )
         nested = nest_dotted_keys(value) if isinstance(value, Mapping) else value
-        # from the innermost table outwards
+        # build the nested tables from the innermost table outwards
         for part in reversed(parts):
             nested = {part: nested}
         _add_tables(tables, nested, prefix="")
@@ -311,15 +312,15 @@ def _add_tables(tables: Tables, new: Tables, prefix: str) -> None:
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tables:
-    """Return a copy of a scenario's tables, into which other tables are merged.
+    """Return a copy of a scenario's tables with other tables merged into it.
 
     If ``changes`` alter the ``kind`` of a table, the base's other keys of this table are dropped;
     in ``strategy`` only the keys that the new kind does not have.
 
     Args:
         base: the tables.
-        changes: top-level key -> new value, or table to merge into the base's table. Keys are not
-            split at dots.
+        changes: top-level key -> new value, or table to merge into the base's table. A dot in a key
+            does not denote a nested table.
     """
     tables = dict(base)
     for key, value in changes.items():
@@ -334,7 +335,7 @@ def _merge(base: Any, change: Any, path: str) -> Any:
     kind = change.get("kind")
     if path == "strategy":
         is_other_strategy = kind is not None and kind != base.get("kind", STRATEGIES.usual)
-        if is_other_strategy:  # keys of the base that the new strategy accepts stay
+        if is_other_strategy:  # keeps the keys of the base that the new strategy accepts
             if not isinstance(kind, str):
                 raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
             accepted = params_class(kind).takes()

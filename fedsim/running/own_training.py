@@ -1,4 +1,7 @@
-"""Checks and columns of local trainings that differ by device (``[population.local]``)."""
+"""Checks and table columns for settings of local training that differ by device.
+
+The settings are in the table ``[population.local]`` of a scenario.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -33,9 +36,10 @@ def check_local_keys(scenario: "Sections") -> Iterator[str]:
             "learning; leave it out"
         )
         return
-    reason_by_key = {**strategy.why_not.by_device}  # why keys are not accepted
+    # key -> why the strategy does not accept it for single devices
+    reason_by_key = {**strategy.why_not.by_device}
     if "local_epochs" not in strategy.takes():
-        # both keys replace ``local_epochs``
+        # both keys would replace ``local_epochs``
         for key in ("epochs", "steps"):
             reason_by_key[key] = "its devices do not train for 'local_epochs'"
     if strategy.selected_by is not None:
@@ -60,7 +64,7 @@ def check_epochs(params: StrategyParams, settings: OwnTraining | None) -> None:
     """
     if settings is None:
         return
-    # a training of given steps counts as one epoch
+    # a training whose count of steps is given counts as one epoch
     epochs_of_device = np.where(settings.steps != 0, 1, settings.epochs)
     # each count is checked once, by the strategy's checks of ``local_epochs``
     counts, first_devices = np.unique(epochs_of_device, return_index=True)
@@ -87,14 +91,14 @@ def own_columns(settings: OwnTraining | None, devices: Ints) -> dict[str, Floats
         devices: IDs of the devices in the table.
 
     Returns:
-        Name of a column -> values, float64 [len(devices)]. NaN stands for a device without an own
-        value, which uses the value of ``[training]`` or ``[strategy]``. The dict is empty if
-        ``settings`` is None.
+        Name of a column -> values, float64 [len(devices)]. NaN means that a device has no own value
+        and uses the value of ``[training]`` or ``[strategy]``. The dict is empty if ``settings`` is
+        None.
     """
     if settings is None:
         return {}
     columns = {}
     for key, column in OWN_TRAINING.items():
-        values = getattr(settings, key)[devices].astype(np.float64)  # 0 for no own value
+        values = getattr(settings, key)[devices].astype(np.float64)  # 0: the device has no value
         columns[column.name] = np.where(values == 0, np.nan, values)
     return columns

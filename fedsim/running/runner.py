@@ -73,8 +73,8 @@ class Job:
         out: the run folder; None to write no files.
         executor: runs the training and the tests of models.
         resume: whether to continue the run in the folder from its newest checkpoint.
-        more: additional rounds or time by which the finished run in the folder is continued; None
-            for a new or an unfinished run.
+        more: count of rounds or time by which the finished run in the folder is continued; None for
+            a new or an unfinished run.
         live_every_s: real time between two updates of the intermediate results in the folder (s).
 
     Attributes:
@@ -102,12 +102,14 @@ class Job:
         self.scenario = scenario
         self.out = out
         self._more = more
-        self._planned_rounds = scenario.stop.rounds  # ``_more`` moves the end of ``self.scenario``
+        # stored before ``_more`` moves the end of ``self.scenario``
+        self._planned_rounds = scenario.stop.rounds
         self.notes: list[str] = []
         if more is not None and out is None:
             raise RunFolderError("--more goes on with a run in a folder; give it as --out")
         resume = resume or more is not None
-        obstacle = scenario.not_restorable  # why a run of this scenario cannot be resumed
+        # why a run of this scenario cannot be resumed; None if it can
+        obstacle = scenario.not_restorable
         if resume and obstacle:
             raise CheckpointError(f"the run cannot be resumed: {obstacle}")
         self.checkpointer: snapshot.Checkpointer | None = None
@@ -124,7 +126,7 @@ class Job:
             if out is not None:
                 self._prepare_checkpoints(out, resume=resume)
             self._listen(live_every_s)
-            self._lock = lock.pop_all()  # now the end of the run releases the folder
+            self._lock = lock.pop_all()  # from now on, the end of the run releases the lock
 
     def _reopen(self, out: Path, lock: ExitStack) -> None:
         """Lock the folder of the run to resume, and check that it has this scenario's run.
@@ -170,7 +172,7 @@ class Job:
 
         Args:
             out: the run folder.
-            origins: fingerprints of the run's files.
+            origins: fingerprints of the data and input files from which the run was built.
         """
         checkpoint = store.latest(out) if self._more is None else find_checkpoint(out)
         snapshot.resume(checkpoint, self.run, self.recorder, origins)
@@ -220,10 +222,10 @@ class Job:
         try:
             stopped = await self.simulation.run()
             status = "interrupted" if stopped == "interrupted" else "done"
-        finally:  # the results so far are written after an error too
+        finally:  # writes the results so far, also after an error
             try:
                 result = await self._close(status)
-            finally:  # the lock is released even if they cannot be written
+            finally:  # releases the lock even if the results cannot be written
                 self.over = True
                 self._lock.close()
                 self.simulation.executor.close()
@@ -268,7 +270,8 @@ class Job:
         """
         files.write_models(out, tensors)
         self._write_devices(out)
-        changes = self.run.availability_columns(self.recorder.last_time)  # of availability
+        # times at which devices became available or unavailable
+        changes = self.run.availability_columns(self.recorder.last_time)
         parquet.write_columns(out / files.AVAILABILITY, changes, AVAILABILITY)
         live.remove(out)
         obsolete_parts = self.recorder.parts if status == "done" else []
@@ -276,7 +279,7 @@ class Job:
         files.write_summary(out, {**summary, "files_sha256": fingerprints})
         if self.scenario.checkpoint.last:  # ``--more`` needs the parts
             return
-        # only now: a run that is killed before its summary is written resumes from these parts
+        # removed after the summary is written: a run that is killed before resumes from these parts
         for part in obsolete_parts:
             part.unlink()
 
@@ -324,8 +327,8 @@ def end_soon(job: Job, number: int) -> None:
 
     The process is ended at once, without a save, if a computation blocks it for more than 1.5 s, or
     if training takes more than 10 s. The run can then be resumed from its last checkpoint. After
-    Ctrl-C, training may take any time. After a signal that only announces the end of a batch job
-    there is no limit, because another signal will follow.
+    Ctrl-C, training may take any time. After a signal by which a batch system announces the end of
+    a job, there is no limit at all, because another signal will follow.
 
     Args:
         job: the run.
@@ -365,10 +368,10 @@ def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
             with suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(has_responded.set)
         is_stuck = now - last_response > _LONGEST_BLOCK_S
-        has_limit = number != signal.SIGINT  # not after Ctrl-C
+        has_limit = number != signal.SIGINT  # whether training has a limit; not after Ctrl-C
         is_late = has_limit and now - interrupted_at > _LONGEST_TRAINING_S
-        # Saving and writing results may take long; training after the end of the run may not. State
-        # is settled while it can be saved, and after the run.
+        # Saving and writing results may take long; training after the run's end may not.
+        # ``settled`` is True while the run's state can be saved, and after the run.
         is_writing = simulation.settled and (is_stuck or simulation.stopped is None)
         if (is_stuck or is_late) and not is_writing:
             say(

@@ -81,7 +81,7 @@ class Scenario(Sections):
         return as_html(f"scenario {self.name}", self._facts())
 
     def _facts(self) -> dict[str, str]:
-        """Return name and text of the properties that ``repr`` shows."""
+        """Return the properties that ``repr`` shows: name -> text."""
         limits = self.stop.model_dump(mode="json", exclude_none=True)
         limit_texts = [f"{key.replace('_', ' ')} {value}" for key, value in limits.items()]
         return {
@@ -165,7 +165,8 @@ def load_of_run(
         tell: called with a message for each dropped key, as by ``load``.
 
     Raises:
-        ScenarioError: the scenario is not valid, or has values that this version does not have.
+        ScenarioError: the scenario is not valid, or has keys or values of an earlier version that
+            this version cannot express.
         RunFolderError: ``scenario.toml`` cannot be read.
     """
     lost = folder.understood.lost

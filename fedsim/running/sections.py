@@ -39,8 +39,8 @@ class Sections(Spec):
 
     Attributes:
         name: title in reports; never part of a path or a command.
-        seed: seed of all random draws. With one seed, every strategy meets the same devices,
-            network and data.
+        seed: seed of all random draws. Scenarios with equal seeds give every strategy the same
+            devices, network and data.
         learning: ``on``, or ``off`` for time and bytes only.
         data: the data source, and the partition over devices.
         model: the model.
@@ -49,18 +49,19 @@ class Sections(Spec):
         population: the number of devices, their speed and availability.
         network: the links between the server and the devices.
         world: processes of the world, such as outages.
-        energy: power draw and batteries of devices; None: not counted, and no device has a battery.
-        costs: prices of hours, bytes, messages and tasks; None: there is no bill.
+        energy: power draw and batteries of devices; None: energy is not counted, and no device has
+            a battery.
+        costs: prices of hours, bytes, messages and tasks; None: costs are not counted.
         meters: additional meters, each a kind, a table with a kind and its parameters, or a class
             by import path.
-        drift: data shifts during the run; None: none.
-        malicious: devices that attack the learning; None: none.
+        drift: data shifts during the run; None: data do not shift.
+        malicious: devices that attack the learning; None: no device attacks.
         messages: codecs of models in messages.
         server: the server's computing time, and its timeout for lost clients.
         strategy: the federated learning algorithm and its parameters.
         evaluation: when and how accuracy is measured.
         stop: when the run ends.
-        checkpoint: when the run is saved on the way.
+        checkpoint: when the state of the run is saved, so that the run can be resumed.
     """
 
     name: str = Field(default="unnamed", max_length=200)

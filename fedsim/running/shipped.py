@@ -103,7 +103,7 @@ def copy(name: str, folder: Path) -> list[Path]:
         ScenarioError: nothing has this name, or a copy exists already.
     """
     file = _find_shipped(name, f"nothing called {name!r} comes with fedsim")
-    files = list(dict.fromkeys(_with_named_files(file)))  # each file once
+    files = list(dict.fromkeys(_with_named_files(file)))  # lists each file once
     root = os.path.commonpath([path.parent for path in files])
     copies = {path: folder / path.relative_to(root) for path in files}
     for target in copies.values():

@@ -1,8 +1,8 @@
 """Signals that interrupt a command: the first requests its end, the second ends it at once.
 
-Batch systems announce the end of a job by SIGUSR1 or SIGUSR2 some time before it (Slurm's
-``--signal``, Grid Engine's ``-notify``). These signals interrupt a command too. Its exit status
-then says that the job is to be queued again.
+Some time before the end of a job, batch systems announce it by SIGUSR1 or SIGUSR2 (Slurm's
+``--signal``, Grid Engine's ``-notify``). These signals interrupt a command, too. The command's exit
+status then says that the job is to be queued again.
 """
 
 import os
@@ -24,7 +24,7 @@ ANNOUNCEMENTS = (signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass
 class Interruption:
-    """First signal that has interrupted a command, if any, with the command's exit status.
+    """Record of whether a signal has interrupted a command, with the command's exit status.
 
     Attributes:
         number: number of the first signal; None if there was none.
@@ -56,7 +56,7 @@ def raise_interruption(number: int, frame: FrameType | None) -> None:
 def interrupted_once(
     interrupt: Callable[[int], None], on_second: Callable[..., object] = raise_interruption
 ) -> Iterator[Interruption]:
-    """Context manager: in the block, a first signal requests the end, and a second ends it at once.
+    """Context manager: in the block, the first signal requests its end, and the second ends it.
 
     After the first signal, the signals by which a batch system announces a job's end are ignored.
 

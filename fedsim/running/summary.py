@@ -62,7 +62,7 @@ def summarise(
     if acts or scenario.world.processes:
         summary["acts"] = dict(sorted(acts.items()))
     last_entries = _last_entries(run, recorder, models_sha256, wall_s)
-    facts = run.strategy.facts()  # further entries
+    facts = run.strategy.facts()  # entries that the strategy adds to the summary
     for name in facts:
         if name in summary or name in last_entries:
             raise SimulationError(
@@ -91,7 +91,7 @@ def _accuracy(run: "Run", recorder: Recorder) -> dict[str, float | None]:
 def _last_entries(
     run: "Run", recorder: Recorder, models_sha256: str | None, wall_s: float
 ) -> dict[str, object]:
-    """Return the entries of the summary that follow those of the strategy.
+    """Return the entries of the summary that come after the strategy's entries.
 
     Args:
         run: the run.
@@ -129,8 +129,9 @@ def values_of(recorder: Recorder, column: str) -> list[float]:
 def _metrics(run: "Run", recorder: Recorder) -> dict[str, dict[str, object]]:
     """Return the entry ``metrics`` of the summary: a table for each metric, by the metric's name.
 
-    ``final`` is the metric's last value, and ``best`` its best one. ``best_is`` is ``most`` if the
-    largest value is the best one, else ``least``. Values are None if the metric was never measured.
+    In a table, ``final`` is the metric's last value, and ``best`` its best value. ``best_is`` is
+    ``most`` if the largest value is the best, else ``least``. ``final`` and ``best`` are None if
+    the metric was never measured.
     """
     entries: dict[str, dict[str, object]] = {}
     for metric in run.metrics:

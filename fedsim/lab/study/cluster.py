@@ -3,7 +3,7 @@
 Nodes need not see the study's folder. This process locks each run, so that no other process
 carries it out, sends the run's data and files to a node, and stores the run folder that the node
 sends back as it grows. If a worker or node is lost, its run is begun again on another node, from
-the files that were sent last.
+the files that the lost worker sent last.
 """
 
 import signal
@@ -26,7 +26,8 @@ from fedsim.records.reading import RunFolder
 from fedsim.toolbox.ray.executor import MOST_TRIES, HomeLostError, Ray, WorkerLostError
 
 _LISTEN_EVERY_S = 0.25
-_RETRY_EVERY = 4  # listenings between two tries to claim a run that another process carries out
+# count of calls of ``_listen`` between two tries to lock a run that another process carries out
+_RETRY_EVERY = 4
 # runs handed to Ray for each run that it can carry out at once, so that no worker idles
 _RUNS_AHEAD = 2
 
@@ -38,11 +39,11 @@ class _Active:
     Attributes:
         order: which run to carry out, and its folder.
         receiver: stores the files of the run's folder that the worker sends.
-        claim: lock by which no other process carries out the run; ``close`` releases it.
+        claim: lock that keeps other processes from the run; ``claim.close`` releases it.
         attempt: count of workers that were lost with the run.
-        node: description of the node, once the run has begun.
+        node: description of the worker's node; empty until the run has begun.
         problem: message of the error by which a file from the worker could not be stored; empty if
-            there was none.
+            no error occurred.
     """
 
     order: RunOrder
@@ -72,15 +73,15 @@ class RayWorkers:
         self._executor = executor
         self._progress = progress
         self._inputs = inputs
-        self._home: str = ray.get_runtime_context().get_node_id()  # node of this process
-        # on this node, so that messages of workers outlast the workers' nodes
+        self._home: str = ray.get_runtime_context().get_node_id()  # ID of this process's Ray node
+        # the actor with the workers' messages runs on this node, so that the messages outlast the
+        # workers' nodes
         on_home = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             self._home, soft=False
         )
         self._board = ray.remote(Board).options(num_cpus=0, scheduling_strategy=on_home).remote()
         self._interrupted = False
-        # runs of the present call of ``run`` by their indices in its orders; each Ray task has the
-        # index of its run
+        # index of an order in the present call of ``run`` -> the run that Ray carries out for it
         self._active: dict[int, _Active] = {}
         self._futures: dict[Future[News], int] = {}
         self._ended: dict[int, Ended] = {}
@@ -92,7 +93,8 @@ class RayWorkers:
         """Carry out runs on the cluster, and return their outcomes, in the order of ``orders``."""
         self._ended = {}
         waiting = deque(enumerate(orders))
-        # runs that another process carries out at present, to be tried again at intervals
+        # runs that another process carries out at present, each with the index of its order; they
+        # are tried again at intervals
         elsewhere: deque[tuple[int, RunOrder]] = deque()
         listenings = 0  # count of the calls of ``_listen``
         while waiting or elsewhere or self._futures:
@@ -116,7 +118,7 @@ class RayWorkers:
     def close(self) -> None:
         """Release the locks of runs that have not ended, so that other processes may do these runs.
 
-        It is called when the study ends or is interrupted. It ends no workers.
+        Called when the study ends or is interrupted; no worker is ended.
         """
         for active in self._active.values():
             active.receiver.drop()
@@ -268,7 +270,7 @@ class RayWorkers:
         """
         active = self._active[order_index]
         order = active.order
-        active.receiver.drop()  # the pieces of a part that was not completed
+        active.receiver.drop()  # removes received pieces whose part was not completed
         try:
             ended = Ended(order, **future.result())
         except WorkerLostError as error:
@@ -286,11 +288,11 @@ class RayWorkers:
         self._store_outcome(order_index, ended)
 
     def _begin_again(self, order_index: int, active: _Active) -> bool:
-        """Hand a run whose worker was lost to Ray again, from the files that were sent last.
+        """Hand a run to Ray again after its worker was lost, from the files that were sent last.
 
         Returns:
-            Whether the run was handed over. It is not after an interrupt, after an error, or if 20
-            workers were lost with it before.
+            Whether the run was handed to Ray. False after an interrupt, after an error, or if 20
+            workers were lost with the run before.
         """
         if self._interrupted or active.problem or active.attempt >= MOST_TRIES:
             return False

@@ -67,9 +67,9 @@ def run_study(
             "num_gpus": 0.25, "memory": "2 GB"}``; by default one core.
         size: name of a size of the study; by default the first.
         seeds: count of seeds, starting at seed 1; by default the seeds of the study.
-        only: texts ``VARIANT`` or ``KEY=VALUE``; other runs are not done.
-        shard: text ``NUMBER/COUNT``, such as ``3/16``: runs of other shares are not done. Several
-            processes may work in one folder.
+        only: texts ``VARIANT`` or ``KEY=VALUE`` that select runs; other runs are not done.
+        shard: share of the runs to do, as text ``NUMBER/COUNT``: ``3/16`` is the third of 16 shares
+            of about equal work. Several processes, one for each share, may work in one folder.
         until_sure: keys of the table ``[until_sure]``, such as ``{"within": "5 %"}``, by which
             seeds are added to the variants that may still be the best. Empty for the table's
             defaults; by default the study's own table, if any.
@@ -80,7 +80,7 @@ def run_study(
 
     Raises:
         ScenarioError, DataError, RunFolderError: the study is invalid; no run was done.
-        SimulationError: runs failed; all runs but these are done.
+        SimulationError: some runs failed; all other runs are done.
     """
     planned_study = read_study(
         study, changes, size=size, seeds=seeds, until_sure=until_sure, allow_code=allow_code
@@ -94,7 +94,8 @@ def run_study(
         conductor.run(progress)
     if not conductor.complete:
         failed = conductor.failed
-        reason = "no trial has the metric"  # of a search, whose runs may all be done
+        # the reason if no run failed, but a variant of a search has no best trial
+        reason = "no trial has the metric"
         if failed:
             reason = f"{failed[0].order.label}: {failed[0].error}"
         raise SimulationError(
@@ -107,11 +108,11 @@ def run_study(
 class StudyWorkers:
     """Options of the user on where the runs of a study are carried out, and how many at a time.
 
-    They do not influence results.
+    The options do not influence results.
 
     Attributes:
-        executor: ``processes`` of this machine, or ``ray``, whose nodes need not see the study's
-            folder.
+        executor: ``processes`` for processes of this machine, or ``ray`` for a Ray cluster, whose
+            nodes need not see the study's folder.
         number: count of parallel runs; None for one per core that this process may use.
         address: Ray cluster, ``HOST:PORT`` or ``auto``; None to start Ray locally.
         resources: resources that each run on Ray reserves on its node, such as ``{"num_cpus": 1,
@@ -217,20 +218,22 @@ class Conductor:
         self.states: list[RunState] = []
         self.notes: list[str] = []
         self._only = only
-        self._selected_folders: frozenset[Path] = frozenset()  # by ``only`` and the shard
+        # folders of the runs that ``only`` and the shard select
+        self._selected_folders: frozenset[Path] = frozenset()
         self._inputs: StudyInputs | None = None  # data and files to send to nodes of Ray
         if self.workers.are_on_ray:
             self._inputs = StudyInputs()
         self._pool: WorkerPool | RayWorkers | None = None  # None until ``run`` has started it
-        self._stop_signal: int | None = None  # of ``interrupt``, for a pool that starts later
+        self._stop_signal: int | None = None  # from ``interrupt``, for a pool that starts later
         self._plan_runs()
         if try_variants:
             self._try_variants()
 
     def _plan_runs(self) -> None:
-        """Plan the runs that do not depend on results, and read which of them are done.
+        """Plan the runs that do not depend on results, and read which of these are done.
 
-        If the study searches or adds seeds, more runs are planned as far as results already allow.
+        If the study searches or adds seeds, the runs that follow from existing results are planned,
+        too.
         """
         if self.trials is not None:
             with code_from_file(self.study.allow_code):
@@ -324,7 +327,7 @@ class Conductor:
         self.states = files.states(self.out, self.study)
 
     def _select(self) -> frozenset[Path]:
-        """Return the folders of the runs that this process may do, by ``only`` and the shard."""
+        """Return the folders of the runs that ``only`` and the shard select for this process."""
         selected_folders = self.study.only(self._only)
         if self.shard is None or isinstance(self.trials, SharedTrials):
             return selected_folders
@@ -334,8 +337,9 @@ class Conductor:
     def forecast(self) -> StudyForecast:
         """Predict real time, memory and disk space of the study, or of each shard, on this machine.
 
-        For this, the beginnings of some runs are carried out. The values of a search's later trials
-        depend on results, so their cost is predicted with the values of a search without results.
+        To predict, the beginnings of some runs are carried out. The values of a search's later
+        trials depend on results, so the cost of these trials is predicted with the values that the
+        search would propose without results.
 
         Raises:
             ScenarioError: a scenario is invalid.
@@ -368,7 +372,7 @@ class Conductor:
         """Carry out the missing runs, then write the tables of all finished runs.
 
         Trials or seeds that follow from results are planned and carried out, too. After an
-        interrupt it returns without the tables.
+        interrupt, no tables are written.
 
         Args:
             progress: display of the runs' progress.
@@ -385,7 +389,8 @@ class Conductor:
                     # would not show that the folder is a study's.
                     files.mark(self.out, self.study)
             self._update()  # workers of a killed study may have ended runs since the last update
-            while True:  # carries out all planned runs, then those that follow from their results
+            # each pass carries out all planned runs, and plans the runs that follow from results
+            while True:
                 planned_batches = self._planned_batches
                 self._write(tables=False)
                 progress.keep_in(self.out)  # not earlier: the folder may be new
@@ -411,7 +416,7 @@ class Conductor:
     def _carry_out(self, pool: "WorkerPool | RayWorkers", progress: StudyProgress) -> None:
         """Carry out the missing runs with the workers, and store their outcomes in ``ended``.
 
-        Runs that another process carries out at the time are waited for, after all others.
+        If another process carries out a run, this process waits for that run, after all other runs.
         """
         orders = self._orders()
         progress.begin(orders, len(self.selected_runs) - len(orders))
@@ -447,7 +452,7 @@ class Conductor:
     def _start_pool(self, stack: ExitStack, progress: StudyProgress) -> "WorkerPool | RayWorkers":
         """Start the workers, and lock the study's folder if only one process may carry it out.
 
-        Only one process may if results decide which trials or seeds follow. A Ray cluster is joined
+        The folder is locked if results decide which trials or seeds follow. A Ray cluster is joined
         before the lock is taken, and left after the lock is released.
 
         Args:
@@ -501,7 +506,7 @@ class Conductor:
 
 
 def _refuse_partial(study: Study, only: Sequence[str], shard: StudyShard | None) -> None:
-    """Raise ``ScenarioError`` if options select some runs of a study that needs all its runs.
+    """Raise ``ScenarioError`` if options leave out runs of a study that needs all its runs.
 
     A study with a search, or with rules to add seeds, needs all, as their results decide which runs
     follow. A search may be divided into shards.

@@ -109,7 +109,7 @@ def forecast_study(
     for run in undone_runs:
         first_runs.setdefault(run.variant.folder, run)
     tried = _spread(list(first_runs.values()), _MOST_TRIED)  # one run of each of these variants
-    own_bytes = peak_memory()  # of this process, which stays in memory while its workers run
+    own_bytes = peak_memory()  # this process stays in memory while its workers run
     start_s = _measure_start() if tried else 0.0
     costs = {run.variant.folder: _try_beginning(run) for run in tried}
     model = _CostModel(tried, costs)
@@ -173,9 +173,10 @@ class _CostModel:
 
     def __init__(self, tried: list[PlannedRun], costs: Mapping[str, CostHere | None]) -> None:
         self._costs = costs
-        # of the tried runs of each kind of strategy: real time (s) and disk (bytes) per work
+        # kind of strategy -> for each tried run: real time (s) and disk space (bytes), both divided
+        # by the run's predicted work
         self._rates: dict[str, list[tuple[float, float]]] = {}
-        self._memory_bytes = 0  # the most that a tried run needs
+        self._memory_bytes = 0  # peak memory of the tried run that needs most
         for run in tried:
             cost = costs[run.variant.folder]
             if cost is None:

@@ -26,8 +26,8 @@ from fedsim.records.lock import locked
 from fedsim.toolbox.ray.executor import node_beside
 
 _PREFIX = "fedsim-run-"  # begin of the names of temporary folders, to find those of killed workers
-_PAUSE_FACTOR = 4  # least pause after a part of a run is sent, in durations of the sending
-_MOST_LINES = 100  # most lines of a run's output that are passed on
+_PAUSE_FACTOR = 4  # after sending files, a worker pauses for this multiple of the sending's time
+_MOST_LINES = 100  # limit of the lines of a run's output that are sent to the study's process
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
             worker.stop(signal.SIGINT)
 
     def report_news(**news: Any) -> None:
-        """Send a message of the worker, but keep its last one, whose content is the outcome."""
+        """Send a message of the worker, or, if it is the last one, store the outcome in it."""
         if news["event"] == "ended":
             outcome.update(news["run"])
         else:
@@ -158,15 +158,15 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
 
     with _folder_of_node() as folder:
         run = folder / "run"
-        for name, pieces in order.begun.items():  # of an interrupted run, which is resumed
+        for name, pieces in order.begun.items():  # files of an interrupted run, to resume it
             write_pieces(run / name, pieces)
         folder_sync = _FolderSync(PartSender(run, send))
         worker = Worker(report_news, folder_sync.send_if_new)
-        node = node_beside(home)  # empty on the node of the study's process
+        node = node_beside(home)  # empty text if this is the node of the study's process
         send(event="begun", node=node, gpus=[str(gpu) for gpu in ray.get_gpu_ids()])
         with order.inputs.in_use(folder / "inputs"), _reported_output(report_news):
             worker.carry_out({"scenario": order.scenario, "folder": str(run), "waits": True})
-        folder_sync.sender.send_part()  # the files that changed since the last part
+        folder_sync.sender.send_part()  # sends the files that have changed since the last sending
     if node and "error" in outcome:
         outcome["error"] = f"{outcome['error']} (on the node {node})"
     return outcome

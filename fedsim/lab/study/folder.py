@@ -2,7 +2,7 @@
 
 ``study.toml`` is the study as a single file, and ``index.json`` describes its runs (see
 ``fedsim.lab.reading.study_folder``). ``runs/VARIANT/seed-N`` are run folders, and
-``published.toml`` has published figures. ``fedsim.lab.compare.show`` adds tables.
+``published.toml`` has numbers of papers to compare with. ``fedsim.lab.compare.show`` adds tables.
 """
 
 import json
@@ -72,7 +72,7 @@ def states(path: Path, study: Study) -> list[RunState]:
         if not is_run or folder in planned:
             continue
         is_of_planned_variant = folder.parent.name in study.runs_of
-        # an earlier call with another budget or zone may have added more seeds
+        # an earlier call with another table ``[until_sure]`` may have added more seeds
         if is_of_planned_variant and study.until_sure is not None:
             continue
         unknown_folder = str(folder.relative_to(path))
@@ -157,7 +157,7 @@ def write_study(path: Path, study: Study) -> None:
     """Write the files that describe a study into its folder.
 
     They are ``study.toml``, ``index.json`` (variants and runs), and ``published.toml`` if the study
-    has published figures.
+    has numbers of papers to compare with.
 
     Args:
         path: the study's folder.
@@ -173,7 +173,8 @@ def index_of(study: Study) -> StudyIndex:
     """Return the content of a study's ``index.json``: its variants, and where their runs are."""
     spec = study.spec
     variants = []
-    seeds = dict.fromkeys(spec.seeds)  # in order; seeds that were added for some variants follow
+    # all seeds, each once: the study's seeds in order, then seeds added for some variants
+    seeds = dict.fromkeys(spec.seeds)
     for variant in study.variants:
         runs = []
         for run in study.runs_of[variant.folder]:

@@ -42,7 +42,7 @@ class _WrittenFiles:
     def __init__(self, files: Sequence[CopiedFile], folder: Path) -> None:
         self._files = {file.reference: file for file in files}
         self._folder = folder
-        self._paths: dict[Reference, Path] = {}  # of the files that are written
+        self._paths: dict[Reference, Path] = {}  # paths of the copies that are on disk already
 
     def find(self, reference: Reference) -> Path | None:
         """Return the path of a file's copy on disk, which the first call for the file writes.

@@ -142,7 +142,7 @@ class JournalEntry:
     """Trial of a shared search, as read from the journal.
 
     Attributes:
-        values: values by the keys of the search space.
+        values: the trial's values, by searched key of the scenario.
         result: result of the trial; None if it is not over.
     """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
     """Load the folder of a study, to read its tables and runs.
 
-    An unfinished study has the runs that have finished.
+    Of an unfinished study, only the runs that have finished are loaded.
 
     Args:
         path: the study's folder.

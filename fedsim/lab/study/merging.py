@@ -130,7 +130,7 @@ def _merge_run(folder: str, study_folders: Sequence[Path], target: Path, merged:
         _copy(finished[0] / folder, destination)
         merged.copied.append(folder)
     results = _read_results(destination)
-    # without a source that is the merged folder itself, but with the source of a copy
+    # sources that have finished the run, without the target if it is itself a source
     other_folders = [
         study_folder
         for study_folder in finished
@@ -138,7 +138,7 @@ def _merge_run(folder: str, study_folders: Sequence[Path], target: Path, merged:
     ]
     for study_folder in other_folders:
         _refuse_other_results(study_folder / folder, destination, results)
-    # a single one is the source from which the run was copied, now or by an earlier merge
+    # a single source is the one from which the run was copied, now or by an earlier merge
     if len(other_folders) > 1:
         merged.repeated.append(folder)
 

@@ -24,7 +24,7 @@ from fedsim.records.lock import LOCK
 from fedsim.running.checkpoint.store import FOLDER as CHECKPOINT
 
 PIECE_BYTES = 16 << 20  # greatest size of a piece of a file
-_INCOMING = ".incoming"  # suffix of the folder of files whose part is not complete
+_INCOMING = ".incoming"  # suffix of the folder with received files that are not in the copy yet
 
 Pieces: TypeAlias = list[AnyArray]
 """A file as read-only arrays of bytes, uint8 [n] each."""
@@ -209,7 +209,7 @@ class PartReceiver:
                 self._replace_folder(checkpoint)
         if any(_first_part(name) == LIVE for name in received):
             self._replace_folder(LIVE)
-        if SUMMARY in received:  # last: it says that the run has ended
+        if SUMMARY in received:  # moved last, because a summary shows that the run has ended
             self._move_file(SUMMARY)
         sync(self._folder)
         self._remove_unlisted(set(files))
@@ -221,7 +221,7 @@ class PartReceiver:
         (self._incoming / name).replace(target)
 
     def _replace_folder(self, name: str) -> None:
-        """Replace a folder of the copy, such as a checkpoint, by the received one, at once.
+        """Replace a folder of the copy, such as a checkpoint, by the received folder.
 
         Args:
             name: path of the folder in the run folder.

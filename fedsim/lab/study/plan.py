@@ -124,7 +124,7 @@ class Study:
     def notes_on_ineffective_changes(self, folders: Collection[Path]) -> list[str]:
         """Return sentences on changes by ``--set`` that do not reach all of the chosen runs.
 
-        A later change, such as a variant's own, overrides them there.
+        In the other runs, a later change, such as a variant's, overrides the value of ``--set``.
 
         Args:
             folders: folders of the chosen runs.
@@ -272,7 +272,8 @@ def read_study(
         tables["published"] = read_toml(folder / tables["published"], "published figures")
     if isinstance(tables.get("parts"), dict):
         tables["parts"] = {part: _extend(part, tables["parts"]) for part in tables["parts"]}
-    bases = _read_bases(tables, folder)  # last, as a part may take its base from another
+    # the bases are read after all parts are extended, as a part may take its base from another part
+    bases = _read_bases(tables, folder)
     if size is not None:
         tables["size"] = size
     if seeds is not None:
@@ -447,7 +448,8 @@ def find_searched(spec: StudySpec) -> list[Variant]:
         spec: a study with a search.
 
     Raises:
-        ScenarioError: such a scenario is invalid, or its run does not measure the search's metric.
+        ScenarioError: a scenario with such a value is invalid, or its run does not measure the
+            search's metric.
     """
     assert spec.search is not None
     variants = [variant for variant in expand_variants(spec) if variant.name not in spec.references]

@@ -264,7 +264,7 @@ class WorkerPool:
         progress: display that is called with the workers' messages, from one thread at a time.
         keep: file descriptors that the workers inherit. A lock on the study's folder then lasts
             until the last worker ends.
-        most_bytes: memory (bytes). A worker that has used more is replaced after its run.
+        most_bytes: a worker whose peak memory (bytes) is greater is replaced after its run.
         gpus: names of GPUs, over which the workers are spread evenly; each sees only its own. Empty
             if workers see all GPUs.
     """
@@ -282,11 +282,11 @@ class WorkerPool:
         self._progress = progress
         self._keep = keep
         self._most_bytes = most_bytes
-        self._threads = ThreadPoolExecutor(workers)  # each waits for one worker's run to end
-        self._workers: list[_Process] = []  # all of them, idle or not
+        self._threads = ThreadPoolExecutor(workers)  # each thread waits for the end of one run
+        self._workers: list[_Process] = []  # all worker processes, idle or not
         self._idle: list[_Process] = []
-        self._lock = threading.Lock()  # to take a worker, and to call ``_progress``
-        self._interrupted = False  # no run is started any more
+        self._lock = threading.Lock()  # held to take a worker, and to call ``_progress``
+        self._interrupted = False  # once True, no run is started
 
     def interrupt(self, number: int) -> None:
         """Start no other run, and send a signal to active workers, which save their runs.
@@ -363,7 +363,7 @@ class WorkerPool:
         assert worker.stdout is not None
         if self._interrupted:  # a worker that was started after the interrupt got no signal
             return {"run": {"status": "interrupted"}, "peak_bytes": 0}
-        with suppress(BrokenPipeError):  # the worker died before: its output has ended
+        with suppress(BrokenPipeError):  # if the worker has died, the end of its output shows that
             message = {
                 "scenario": order.scenario,
                 "folder": str(order.folder),

@@ -1,9 +1,10 @@
 """Searches of a study: the space of values, the metric, and the methods that propose values.
 
 Each variant is searched separately, at each point of the grid, with the same number of trials. A
-trial is a point of the space: one value of each searched key. Its result is the mean of the metric
-over runs with the study's seeds. Methods know only the rank of each trial, so that trials without
-a result can be ranked, too, such as failed trials. ``scenarios/studies/search.toml`` is an example.
+trial is a point of the space: one value of each searched key. The result of a trial is the mean of
+the metric over runs with the study's seeds. Search methods know only the rank of each trial, so
+that trials without a result, such as failed trials, can be ranked, too.
+``scenarios/studies/search.toml`` is an example.
 """
 
 import math
@@ -52,8 +53,8 @@ Number = int | float
 TrialResult = tuple[Mapping[str, object], int]
 """A finished trial: its values by key, and the number of better trials."""
 
-_LEAST_TRIALS = 8  # least count of trials for importances
-_DIGITS = 4  # significant digits of drawn values, which are in names of folders
+_LEAST_TRIALS = 8  # count of trials below which the importance of keys is not computed
+_DIGITS = 4  # significant digits of drawn values; few, as names of folders have the values
 _TRIALS_AT_A_TIME = 4  # count of trials that Optuna proposes at a time, to run in parallel
 _NUMBER_AND_UNIT = re.compile(
     r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*"
@@ -168,7 +169,7 @@ class Range(Spec):
         low, high = self.ends
         start = low
         end = high
-        if self.is_whole:  # each whole number gets an interval of the same length
+        if self.is_whole:  # each whole number gets an interval of equal length
             start = low - 0.5
             end = high + 0.5
         if self.log:
@@ -288,10 +289,11 @@ class Search(Spec):
         metric: the figure to optimise: a goal of studies, such as ``time``, or a figure of whole
             runs (``METRICS``). For a cost up to the study's target, ``time`` and
             ``time_to_accuracy`` mean the same.
-        space: ranges or lists of values, by a dotted key of a scenario or the name of one of the
-            study's sets.
+        space: ranges or lists of values to try, by a dotted key of a scenario or by the name of a
+            set in the study (``StudySpec.sets``), such as ``{"training.lr": {"low": 0.01, "high":
+            0.3, "log": true}}``.
         variants: name of a variant -> further ranges or lists of values for this variant only.
-        seed: seed of the draws.
+        seed: seed of the search's random draws.
         prune: whether to stop a trial early if, after some of the study's seeds, it is worse than
             the median trial.
     """
@@ -319,7 +321,10 @@ class Search(Spec):
 
     @property
     def is_planned_ahead(self) -> bool:
-        """Whether all trials are known before the first one runs, as none depends on results."""
+        """Whether the values of all trials are proposed before the first trial runs.
+
+        That is so if no trial depends on the results of others.
+        """
         return self.batch == self.trials and not self.prune
 
     def ask(
@@ -383,9 +388,9 @@ class OptunaSearch(Search):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             # Optuna takes seeds of 32 bits
             seed = Streams(self.seed).word(f"search/{line}", len(results)) % 2**32
-            # the constant liar keeps the proposals of one call apart, which have no results yet
+            # the constant liar keeps the proposals of one call apart while they have no results
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        # of a trial, Optuna knows the count of better trials, which it minimises
+        # Optuna minimises the count of better trials, the only result of a trial that it gets
         study, distributions = _to_optuna(space, results, sampler)
         trials = []
         for _ in range(count):
@@ -412,7 +417,9 @@ def import_optuna() -> ModuleType:
 
 
 def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float]:
-    """Return how much each searched key explains of the ranks of trials, by functional ANOVA.
+    """Return the share of the differences in trials' ranks that each searched key explains.
+
+    The method is functional ANOVA.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing
     hyperparameter importance", ICML 2014.

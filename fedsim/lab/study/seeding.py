@@ -3,9 +3,9 @@
 Variants are compared within a world (devices, network and data that they share). All variants run
 the first seeds. From the results, ``fedsim.lab.compare.sure`` decides for each world which variants
 may be the best. These get more seeds, until the decision for each world is final, or the budget is
-spent. The plan follows from the results alone, in the order of the seeds. A study whose
-process was killed is planned again from the beginning, which gives the same seeds as far as their
-runs are done.
+spent. The plan depends on nothing but the results, in the order of the seeds. If the process of a
+study was killed, the study is planned again from the beginning. The finished runs then lead to the
+seeds that were planned before.
 """
 
 import math
@@ -27,7 +27,7 @@ from fedsim.records.reading import RunFolder
 
 
 class Seeding:
-    """Plans more seeds for the variants of a study that may be the best, until one surely is.
+    """Plans more seeds for the variants of a study that may be the best, until the best is sure.
 
     All variants run the first seeds. ``grow`` then decides from the results, for each world
     (devices, network and data that variants share), which variants may be the best, and plans more
@@ -124,8 +124,10 @@ class Seeding:
         for world in self.worlds:
             if world.outcome.is_over:
                 continue
-            counts = {}  # of the seeds of each variant so far, by index of the variant
-            cost_s = {}  # a further run is expected to take as long as the longest so far
+            counts = {}  # index of the variant -> count of its seeds so far
+            # index of the variant -> real time (s) of its longest run so far, which a further run
+            # is expected to take
+            cost_s = {}
             for variant_index in world.names:
                 folders = self._run_folders_of(variant_index)
                 counts[variant_index] = len(folders)
@@ -161,7 +163,7 @@ class Seeding:
         """
         runs_left = self.most_runs - len(self._study.runs)
         least_count = min(counts[variant_index] for variant_index in target_counts) + 1
-        # from the greatest count down, to the first one that the budget allows
+        # go from the greatest count down to the first count that the budget allows
         for count in range(max(target_counts.values()), least_count - 1, -1):
             growing = []  # variants that would get more seeds
             new_runs = 0
@@ -183,7 +185,7 @@ class Seeding:
     def _plan_seeds(self, variant_index: int, old_count: int, new_count: int) -> None:
         """Plan runs of a variant until it has ``new_count`` seeds.
 
-        If the scenarios of several variants are equal, they share all runs, and get the same seeds.
+        Variants with equal scenarios share all runs, so all of them get these seeds.
 
         Args:
             variant_index: index of the variant in the study.

@@ -1,6 +1,6 @@
 """Shards of a study: shares of its runs with about equal predicted work.
 
-Shares follow only from the planned scenarios and the count of shards, so that processes need no
+The planned scenarios and the count of shards determine the shares, so that processes need no
 communication to agree on them.
 """
 
@@ -65,9 +65,9 @@ def predicted_work(scenario: Scenario) -> float:
 
     The work is the count of tasks of all rounds, times 1 plus the local epochs of a task. Only
     ratios between runs of a study are meaningful. A run without a limit of rounds counts as 100
-    rounds. A round of an asynchronous strategy counts as many tasks as updates make a round
+    rounds. A round of an asynchronous strategy has one task for each update of the round
     (``updates_of_round``). If the strategy sets local steps instead of epochs, ten steps count as
-    an epoch. The true count is not known, because the data are not read.
+    an epoch, because the true number of steps in an epoch depends on the data, which are not read.
     """
     params = scenario.strategy
     rounds = params.horizon(scenario.stop).rounds or 100

@@ -2,8 +2,8 @@
 
 A process takes as many trials as it has workers, carries out their runs, writes their results into
 a common file (``journal``), and takes the next trials. The values of a trial are proposed from the
-results that are known at that time, so they depend on the speed of the processes. In a search by
-one process, they do not.
+results that exist at that time, so they depend on the speed of the processes. In a search by one
+process, the values do not depend on speed.
 
 A process holds a lock for each of its trials. If it is killed, another process takes the trial, and
 resumes its runs from their checkpoints.
@@ -42,16 +42,17 @@ def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int)
         workers: count of trials that this process carries out at a time, if it shares the search.
 
     Raises:
-        ScenarioError: several processes want to share a search that stops bad trials early, or that
-            one process has begun alone.
+        ScenarioError: the study has shards, and its search stops bad trials early, or was begun
+            without shards, by a single process.
     """
     search = study.spec.search
     if search is None:
         return None
-    # Three cases: one process searches; processes share trials that are all known before, so that
-    # each can plan them alone; or they share trials that follow from results, through a journal.
-    # The index is looked for first, because processes that share a search write the journal before
-    # the index. So an index without a journal is from a search in one process.
+    # Three cases: one process searches; several processes share trials that do not depend on
+    # results, so that each process can plan all of them; or several processes share trials that
+    # follow from results, through a journal. The index is looked for before the journal, because
+    # processes that share a search write the journal first. So an index without a journal is from a
+    # search in one process.
     is_begun = (out / INDEX).is_file()
     is_shared = (out / JOURNAL).is_file()
     if shard is None and not is_shared:
@@ -76,7 +77,7 @@ class SharedTrials(Trials):
 
     A trial is a variant with certain values of the searched keys. The processes exchange trials and
     results through a journal file in the study's folder. Each process claims the trials that it
-    carries out, by a lock on each.
+    carries out: it locks each of them.
 
     Args:
         study: the study, to which the trials of all processes are added.
@@ -107,7 +108,7 @@ class SharedTrials(Trials):
             for trial in line.trials:
                 runs = self.study.runs_of.get(trial.variant.folder, [])
                 planned.update(run.folder for run in runs)
-        claimed: set[Path] = set()  # by this process
+        claimed: set[Path] = set()  # folders of the runs of trials that this process has locked
         for trial in self._open:
             claimed.update(run.folder for run in self.study.runs_of[trial.variant.folder])
         return planned - claimed
@@ -126,16 +127,16 @@ class SharedTrials(Trials):
         """Write results of this process's trials into the shared journal, and claim new trials.
 
         To claim a trial is to lock it, so that no other process carries it out. Trials whose
-        process was killed are claimed before new trials. If a run of a claimed trial has no result,
-        as its worker was lost, the locks are released instead; the next call claims the trials
-        again.
+        process was killed are claimed before new trials. If a run of a claimed trial has no result
+        because its worker was lost, the call only releases the locks. The next call claims the
+        trials again.
         """
         runs = self._find_unread_runs(path)
         if not are_over(runs):
             self.close()  # a run was lost: another call takes the trial again
             return
         self._store_results(runs)
-        while True:  # until a claimed trial can be run, or there is none left to claim
+        while True:  # repeated until a claimed trial can be run, or no trial is left to claim
             with files.locked(path, files.TURN_S):
                 journal = Journal(path, is_maximised=self._is_maximised)
                 self._write_results(journal)
@@ -214,7 +215,8 @@ class SharedTrials(Trials):
     def _claim_trials(self, path: Path, journal: Journal) -> None:
         """Lock as many trials as this process has workers, so that no other carries them out.
 
-        Proposed trials without a result that no process carries out come first, then new trials.
+        First come trials that were proposed but have no result and no process that carries them
+        out, then new trials.
 
         Args:
             path: the study's folder.
@@ -245,7 +247,7 @@ class SharedTrials(Trials):
             self._claim(path, trial)
 
     def _claim(self, path: Path, trial: Trial) -> None:
-        """Lock a trial, so that only this process carries it out, unless another has the lock."""
+        """Lock a trial for this process, unless another process has locked it."""
         try:
             self._claims.enter_context(lock.locked(path, name=f".{trial.variant.folder}.lock"))
         except lock.FolderInUseError:

@@ -46,7 +46,7 @@ else:
 # limit of planned runs: more are probably a mistake in the file, and would fill the memory
 _MOST_RUNS = 100_000
 _LONGEST_VARIANT = 200  # greatest length of a variant's name (characters)
-_LONGEST_NAME = 60  # of the name of a part or a size
+_LONGEST_NAME = 60  # greatest length of the name of a part or a size (characters)
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
 _USUAL_ROUNDS = 100
 _KEYS_OF_SEVERAL_CLIENTS = ("clients_per_round", "deadline")
@@ -75,9 +75,10 @@ def local(base: Mapping[str, object]) -> Tables:
 def centralised(base: Mapping[str, object]) -> Tables:
     """Return the reference scenario in which one device trains on the data of all devices.
 
-    It has the rounds of the base, and in each round the epochs of a client of the base. Nothing is
-    sent or late, and comparisons omit its times. A data shift that swaps data has no effect, and
-    incremental data are complete from the start.
+    It has as many rounds as the base, and trains in each round for as many epochs as a client of
+    the base. Nothing is sent, no update is late, and comparisons omit the times of this reference.
+    A data shift that swaps the data of devices has no effect, and data that arrive bit by bit are
+    complete from the start.
 
     Args:
         base: tables of the base scenario.
@@ -118,7 +119,7 @@ REFERENCES: Mapping[str, Callable[[Mapping[str, object]], Tables]] = {
 
 
 def _section(base: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """Return a section of the base scenario; empty if it is no table, which is rejected later."""
+    """Return a section of the base scenario; empty if the section is no table (rejected later)."""
     section = base.get(name, {})
     return section if isinstance(section, Mapping) else {}
 
@@ -192,8 +193,8 @@ def _put_in_list(target: object) -> object:
 def _sort_targets(targets: list[DeclaredTarget]) -> list[DeclaredTarget]:
     """Return the distinct targets of a study: accuracies first, then each metric's targets.
 
-    The targets of a metric go from the easiest to the hardest. For a metric of the user's own, of
-    which it is not known whether more is better, they go from the least to the greatest.
+    The targets of a metric go from the easiest to the hardest. The targets of a user's metric go
+    from the least to the greatest, because fedsim does not know whether more of it is better.
 
     Raises:
         ValueError: an accuracy is not in (0, 1], or a text names no metric.
@@ -201,7 +202,7 @@ def _sort_targets(targets: list[DeclaredTarget]) -> list[DeclaredTarget]:
     for target in targets:
         if isinstance(target, str):
             metric = Target.read(target).metric
-            # a metric of the user's own has no similar name among the metrics of fedsim
+            # a name similar to a metric of fedsim is a typo; any other name is a user's metric
             is_typo = metric not in MORE_IS_BETTER and nearest(metric, MORE_IS_BETTER)
             if metric == "accuracy" or is_typo:
                 metrics = ", ".join(MORE_IS_BETTER)
@@ -236,7 +237,7 @@ class Size(Spec):
     Attributes:
         base: the base scenario; by default the study's.
         changes: changes to the base, which changes of a part or of a variant override.
-        sets: sets of changes that replace the study's sets with the same names.
+        sets: sets of changes (``StudySpec.sets``) that replace the study's sets of equal name.
     """
 
     base: Base | None = None
@@ -285,11 +286,13 @@ class StudySpec(Spec):
         seeds: seeds of the runs; every variant is run once with each seed.
         variants: by name, the changes that make a variant out of the base: tables as in a scenario,
             or dotted keys.
-        grid: lists of values by dotted key of the scenario, or lists of names of values by the name
-            of one of the ``sets``. Every variant is run with every combination.
+        grid: dotted key of the scenario -> list of values, such as ``{"training.lr": [0.01, 0.1]}``;
+            or name of one of the ``sets`` -> list of names of values. Every variant is run with
+            every combination.
         search: a search for the best values of each variant, at every point of the grid.
         sets: changes of several keys that the grid varies together: name of a set -> name of a
-            value -> the changes that are made for this value.
+            value -> the changes that are made for this value, such as ``{"network": {"slow":
+            {"network.device.down": "1 Mbit/s", "network.device.up": "1 Mbit/s"}}}``.
         parts: parts of the study, by name, if not every variant is run at every point of the grid.
         sizes: smaller and larger versions of the study, such as for a quick trial, by name.
         size: the size in which the study is run; by default the first.
@@ -308,8 +311,8 @@ class StudySpec(Spec):
         budget: limits on the costs of a run.
         until_sure: rule by which the variants that may still be the best get more seeds, until one
             is surely the best; by default all variants run the same seeds.
-        published: published figures of papers, to compare with, see
-            ``fedsim.lab.compare.published``: tables, or in a file the path of a file of tables.
+        published: numbers from papers to compare with (``fedsim.lab.compare.published``): tables,
+            or in a study's file also the path of a file of tables.
     """
 
     name: str = Field(default=UNNAMED, max_length=200)
@@ -355,9 +358,10 @@ class StudySpec(Spec):
 
     @property
     def _grids(self) -> list[dict[str, list[object]]]:
-        """Grids of the study's parts: a dict from key to values for each part.
+        """Grids of the study's parts: for each part, a dict from key to values.
 
-        Each has the keys of the study's own grid, too. A study without parts has one grid.
+        The grid of a part has the keys of the study's grid, too. A study without parts has one
+        grid.
         """
         return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
@@ -452,7 +456,8 @@ class StudySpec(Spec):
     def _refuse_unfit(self, search: Search) -> None:
         """Raise ``ValueError`` if the study cannot be searched.
 
-        For example, it has no target that the search's metric needs, or published figures.
+        For example, it has no target although the search's metric needs one, or it has numbers of
+        papers to compare with.
         """
         if self.until_sure is not None:
             raise ValueError(

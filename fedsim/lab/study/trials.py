@@ -2,8 +2,9 @@
 
 A trial is a variant with certain values of the searched keys, which runs once with each seed. A
 trial is over when each of its runs is done or has failed. A run whose process was lost is repeated.
-Results are read from the run folders, in the order of the trials. A search whose process was killed
-is planned again from the beginning, which gives the same trials as far as their runs are done.
+Results are read from the run folders, in the order of the trials. If the process of a search was
+killed, the search is planned again from the beginning. The finished runs then lead to the trials
+that were planned before.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,8 @@ from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
 _ORDER_OF_STATES = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
-_MOST_UNPRUNED = 4  # greatest count of trials that are not compared, as their median says little
+# with at most this count of trials, none is stopped early, as their median says little
+_MOST_UNPRUNED = 4
 TrialState = Literal["open", "done", "pruned", "failed", "refused"]
 Build = Callable[[PlannedRun], None]
 
@@ -41,8 +43,8 @@ class Trial:
     Attributes:
         variant: the variant with the values of this trial.
         number: index of the trial, from 1.
-        values: values by the keys of the search space.
-        state: ``open``, ``done``, ``pruned`` (stopped early), ``failed`` or ``refused`` (invalid).
+        values: the trial's values, by searched key of the scenario.
+        state: ``open`` (not over), ``done``, ``pruned`` (stopped early), ``failed`` or ``refused`` (invalid).
         figures: metric of each run, in the order of the seeds; None if a run lacks it.
         nearest: best accuracy of each run, which ranks runs that miss a target.
         error: message of the error if the trial is refused.
@@ -63,7 +65,7 @@ class Trial:
         Args:
             variant: the variant, without values of the searched keys.
             number: index of the trial, from 1.
-            values: values by the keys of the search space.
+            values: the trial's values, by searched key of the scenario.
         """
         return cls(variant.at({TRIAL: number} | dict(values)), number, values)
 
@@ -78,7 +80,7 @@ class Trial:
     def final_rank(self, *, is_maximised: bool) -> "TrialRank":
         """Return the key by which trials are sorted, the best one first.
 
-        Trials that are done come before other trials. Results of all runs are compared.
+        Trials that are done come before other trials. The results of all runs count.
 
         Args:
             is_maximised: whether greater values of the metric are better.
@@ -162,9 +164,10 @@ class Trials:
         self._metric = metric
         self._is_maximised = metric.best == "most"
         self.lines = [SearchedVariant(variant) for variant in find_searched(spec)]
-        # the seeds run in groups, after each of which bad trials are pruned
+        # groups of seeds that are run together; after each group, bad trials are stopped
         self._seed_groups = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
-        # the trials that were proposed last, and the group of seeds that their open ones run
+        # the trials that were proposed last, and the index of the group of seeds that the open ones
+        # among them run
         self._batch: list[Trial] = []
         self._group_index = 0
         self.batches = 0
@@ -201,7 +204,7 @@ class Trials:
             path: the study's folder.
         """
         if self.search.is_planned_ahead:
-            # all trials are planned, so there is nothing to build
+            # all trials are planned already, so ``grow`` builds no run
             self.grow(path, lambda run: None)
 
     def close(self) -> None:
@@ -236,7 +239,7 @@ class Trials:
                 self._group_index += 1
                 self._prune_trials()
                 self._plan_runs(path, try_to_build)
-            else:  # the batch has run all seeds: the next pass proposes another batch
+            else:  # all seeds of the batch are run: the next pass proposes another batch
                 for trial in self._open:
                     trial.state = "done"
                 self._batch = []
@@ -313,7 +316,7 @@ class Trials:
         for trial in self._open:
             try:
                 run = plan_run(trial.variant, self.study.spec, seeds[0])
-                # by one seed, as the seed does not decide whether a scenario is valid
+                # one seed suffices, as the seed does not decide whether a scenario is valid
                 if self._group_index == 0 and not is_done(path / run.folder):
                     try_to_build(run)
             except ScenarioError as error:
@@ -340,7 +343,7 @@ class Trials:
             proposals = self.search.ask(line.variant.label, space, [], count)
             for number, values in enumerate(proposals, first):
                 variant = Trial.of(line.variant, number, values).variant
-                with suppress(ScenarioError):  # a point that makes no scenario is not run
+                with suppress(ScenarioError):  # a point with an invalid scenario is not run
                     for seed in self.study.spec.seeds:
                         runs.append(plan_run(variant, self.study.spec, seed))
         return runs
@@ -353,7 +356,7 @@ class Trials:
         """
         seed_count = self._group_index  # groups have one seed each if trials are pruned
         for line in self.lines:
-            # trials of earlier batches, too, which are compared by their first seeds
+            # includes trials of earlier batches, which are compared by their first seeds
             peers = [trial for trial in line.trials if len(trial.figures) >= seed_count]
             ranks = []
             for trial in peers:
@@ -396,7 +399,7 @@ class Trials:
             files.write_text(path / name, first.scenario.to_toml())
 
     def table(self, most: int | None = None) -> ComparedTable:
-        """Return a table of all trials, variant by variant, the best of each first.
+        """Return a table of all trials, variant by variant, the best trial of each variant first.
 
         A row has variant, grid values, state, metric, count of runs and tried values.
 
@@ -460,7 +463,7 @@ class Trials:
         format_metric = formats.get(self._metric.unit, "{:.4g}".format)
         text = f"{line.variant.label}: best is trial {best.number}, {self.search.metric} "
         text += f"{format_metric(best.value)}: {', '.join(settings)} ({counts})"
-        # share of the differences between trials that each key explains, by key
+        # key -> share (0..1) of the differences between trials that the key explains
         explained = importances(self.search.space_of(line.variant.name), self._results(line))
         if explained:
             shares = []

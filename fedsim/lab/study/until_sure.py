@@ -13,7 +13,7 @@ SEEDS_OF_BUDGET = 10
 
 
 def _read_share(value: object) -> object:
-    """Convert a percentage such as ``5 %`` to a share; other values are unchanged."""
+    """Convert a percentage such as ``5 %`` to a share (0.05); other values are unchanged."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -45,8 +45,8 @@ class UntilSure(Spec):
         most_runs: greatest count of runs of the study, including the runs with its first seeds; by
             default ten for each variant.
         most_time: greatest sum of the real times of all runs. Seeds are added only if the rest of
-            this time suffices, with each new run taken to last as long as the longest run of the
-            same variant. The first seeds are always run.
+            this time suffices for their runs. A new run is assumed to last as long as the longest
+            run of its variant. The first seeds are always run.
     """
 
     within: ShareOrPercent | None = None

@@ -24,9 +24,9 @@ class Variant:
 
     Attributes:
         name: name of the variant or reference in the study.
-        point: key and value pairs: size and part, if any, then the keys of the grid. A trial also
-            has its index and its values.
-        changes: changes of the base scenario, which values of the grid override.
+        point: pairs of key and value: the study's size and part, if any, then the keys of the grid.
+            The variant of a search's trial also has the trial's index and values.
+        changes: changes of the base scenario; values of the grid override them.
     """
 
     name: str
@@ -87,7 +87,7 @@ def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
         layers[f"variants.{variant.name}"] = nest_dotted_keys(variant.changes)
     for key, value in point.items():
         sets = {**spec.sets.get(key, {}), **size.sets.get(key, {})}
-        if sets:  # the key's values are names of sets of changes
+        if sets:  # the key is the name of a set, and its values are names of changes
             layers[f"sets.{key}.{value}"] = nest_dotted_keys(sets[value])
         else:
             layers[f"grid.{key}"] = nest_dotted_keys({key: value})
@@ -106,10 +106,10 @@ def merge(layers: VariantLayers) -> Tables:
 
 
 def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
-    """Return a text on which table of a study decides a key's value, and on the value.
+    """Return a text that names the table of a study that decides a key's value, and the value.
 
-    An example is ``variants.slow says training.lr = 0.1``. The last table that sets the key, or a
-    table that contains it, decides.
+    An example is ``variants.slow says training.lr = 0.1``. The last table that sets the key, or
+    sets a table around the key, decides.
 
     Args:
         layers: dict from origin in the study's file to the tables there, as ``layers_of`` returns

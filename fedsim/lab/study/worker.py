@@ -123,7 +123,7 @@ class Worker:
                 if not waits:
                     return {"status": "elsewhere"}
                 time.sleep(_RETRY_EVERY_S)
-        return describe_outcome(summary=None)  # interrupted
+        return describe_outcome(summary=None)  # outcome with the status ``interrupted``
 
     def _run(self, text: str, folder: Path, state: str) -> RecordData | None:
         """Run or resume a scenario, and return its summary; None if interrupted before it began.
@@ -139,7 +139,7 @@ class Worker:
         # that the scenario names
         scenario = Scenario(**tomllib.loads(text))
         job = self._prepare(scenario, folder, state)
-        stop = scenario.strategy.horizon(scenario.stop)  # for the estimate of the remaining time
+        stop = scenario.strategy.horizon(scenario.stop)  # used to estimate the remaining time
         rounds = 0
         last_news = time.perf_counter()  # real time of the last message
 
@@ -157,7 +157,7 @@ class Worker:
         if job.checkpointer is not None:
             job.checkpointer.on_saved = lambda *_: self._on_progress()
         job.simulation.listen(report_progress, kinds=("round", "task-end"))
-        self._job = job  # for ``stop``, which interrupts it from now on
+        self._job = job  # from now on, ``stop`` interrupts the job
         if self._stopping:  # stopped while the run was being built, before there was a job
             job.interrupt()
         return asyncio.run(job.execute()).summary
@@ -210,7 +210,7 @@ def main() -> None:
     """Entry point of the worker process: carry out orders from standard input until it ends."""
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of a user's strategy must not mix with messages
-    # broken pipe: the parent has ended, so standard input ends too
+    # a broken pipe means that the parent has ended, and then standard input ends, too
     with suppress(BrokenPipeError), messages:
 
         def send_news(**news: object) -> None:
@@ -219,7 +219,7 @@ def main() -> None:
                 messages.flush()
 
         worker = Worker(send_news)
-        # the parent passes these signals on
+        # signals that the parent passes on to this process
         for number in (*interrupting_signals(), signal.SIGHUP):
             signal.signal(number, worker.stop)
         orders: SimpleQueue[SentOrder | None] = SimpleQueue()

@@ -43,7 +43,7 @@ _SUMMARY_FIELDS = (
     "models_sha256",
 )
 _EVENTS = "events.out.tfevents.0.fedsim"  # name of the file for TensorBoard
-_MLFLOW_LIMIT = 6000  # most characters of a parameter in MLflow
+_MLFLOW_LIMIT = 6000  # greatest length of a parameter in MLflow (characters)
 # settings of W&B that keep it from recording the machine and the user's code
 _WANDB_SWITCHES = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_code")
 
@@ -64,7 +64,7 @@ class Export:
 
     @property
     def key(self) -> str:
-        """ID of the run in the tracker, 16 hexadecimal digits; the same in every export."""
+        """ID of the run in the tracker, 16 hexadecimal digits; every export gives the same ID."""
         text = f"{self.study}\n{self.name}\n{self.run.summary['events_sha256']}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -86,10 +86,11 @@ class Export:
         return 0 if self.run.summary["status"] == "done" else 1
 
     def scalars(self) -> Iterator[tuple[float, int, dict[str, float]]]:
-        """Yield the figures of each round: metrics, bytes of the round, and all bytes so far.
+        """Yield the numbers of each round: metrics, bytes of the round, and all bytes so far.
 
         Yields:
-            Time of the round's end (s), index of the round, and scalars by tag.
+            Simulated time of the round's end (s), index of the round, and numbers by name (the tag
+            in a tracker).
         """
         total = 0.0
         for row in self.run.rounds:

@@ -27,9 +27,9 @@ class Curve(NamedTuple):
 def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
     """Compute the load of the server's link in one direction (bytes/s).
 
-    Each message counts with its mean rate from the end of its latency to its end. If an edge server
-    sends or receives the message, the latency is taken as 0. Messages between devices and edge
-    servers, or between two devices, do not cross the server's link and are left out.
+    Each message counts with its mean rate from the end of its latency to the end of its transfer.
+    If an edge server sends or receives the message, the latency is taken as 0. Messages between
+    devices and edge servers, or between two devices, do not use the server's link and are left out.
 
     Args:
         run: the run folder.

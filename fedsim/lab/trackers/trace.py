@@ -90,7 +90,8 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
         *_messages(activities),
         *_edge_servers(activities),
     ]
-    # ``_DEVICES``, ``_EDGES`` and so on are groups of lanes; only lanes with entries have labels
+    # ``_DEVICES``, ``_EDGES`` and so on are IDs of groups of lanes; lanes without entries have no
+    # label
     devices = _find_lanes(_DEVICES, entries)
     edges = _find_lanes(_EDGES, entries)
     yield _label("process_name", _SERVER, 0, f"server ({run.summary['strategy']})")
@@ -131,9 +132,10 @@ def _steps(attempts: Attempts) -> Iterator[TraceEvent]:
 
 
 def _instants(activities: Activities) -> Iterator[TraceEvent]:
-    """Yield a trace event for each instant that the trace shows of a device, such as its arrival.
+    """Yield a trace event for each fact without duration, such as the arrival of a device.
 
-    Changes of the world without a device, such as a new rate of a link, are in the server's lane.
+    Each event is in the lane of its device. Changes of the world without a device, such as a new
+    rate of a link, are in the server's lane.
     """
     for mark in activities.marks:
         if mark.device is None:
@@ -159,7 +161,10 @@ def _attempt_instants(attempts: Attempts) -> Iterator[TraceEvent]:
 
 
 def _mark_name(mark: Mark) -> str | None:
-    """Return the name under which the trace shows an instant of a device; None not to show it."""
+    """Return the name under which the trace shows an instant of a device.
+
+    None if the trace does not show the instant.
+    """
     match mark.kind:
         case "task-end":
             return _NAME_OF_LOSS.get(str(mark.outcome))

@@ -1,4 +1,4 @@
-"""Runs that can be stopped at any time and resumed, with results that are equal in every bit.
+"""Runs that can be stopped at any time and resumed, without any change of their results.
 
 This module has ``CheckpointSpec``, the section ``[checkpoint]`` of a scenario.
 """

@@ -118,7 +118,7 @@ class LinkedTensors:
         if isinstance(tensor, LinkedTensor):
             return tensor
         reference, linked = self._of_arrays.get(id(tensor), (None, None))
-        # the ``id()`` may be of an array that is gone
+        # another array, which no longer exists, may have had this ``id()``
         if reference is None or reference() is not tensor:
             return None
         return linked
@@ -141,7 +141,7 @@ class LinkedTensors:
             try:
                 os.link(linked.path, path)
             except OSError:  # a file system without hard links, or a file that was removed
-                tensor = linked  # its elements are read from the file, and written anew
+                tensor = linked  # elements are read from the earlier file, and written anew
             else:
                 return linked.sha256
         sha256 = write_tensors(path, {_NAME: tensor})
@@ -183,7 +183,7 @@ class LinkedTensors:
             if not isinstance(model, Ref):
                 continue
             weights = model.held
-            if isinstance(weights, Written):  # in the scratch file
+            if isinstance(weights, Written):  # the weights are in the scratch file
                 model.held = self.newest.get(id(weights), weights)
         self.newest.clear()
 

@@ -38,7 +38,8 @@ _TAGS = (
     "~object",  # index of the object
 )
 _MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
-_FEW_RANGES = 16  # ranges of a flat model that are written as JSON; more become an array
+# up to this count, ranges (begin, end) of a model's parameters are JSON; more become an array
+_FEW_RANGES = 16
 
 
 class Encoder:
@@ -53,7 +54,8 @@ class Encoder:
     def __init__(self) -> None:
         self._indices: dict[int, int] = {}  # id() of an object -> its index in "objects"
         self._array_names: dict[int, str] = {}
-        self._ranges: dict[Places, Ints] = {}  # int64 [ranges, 2]; equal ones are one array
+        # ranges (begin, end) of a model's parameters -> the same as an array, int64 [ranges, 2]
+        self._ranges: dict[Places, Ints] = {}
         self._waiting: deque[object] = deque()
         self.arrays: Arrays = {}
         self.objects: list[object] = []
@@ -70,7 +72,7 @@ class Encoder:
         Raises:
             CheckpointError: the class of an object is not registered.
         """
-        root = self._to_json(value)  # puts the objects that it refers to into ``_waiting``
+        root = self._to_json(value)  # puts the objects to which ``value`` refers into ``_waiting``
         objects = []
         while self._waiting:  # a queue, not recursion: chains of models may be of any length
             instance = self._waiting.popleft()
@@ -83,7 +85,8 @@ class Encoder:
     def _to_json(self, value: object) -> object:
         """Return a value as JSON.
 
-        A value that JSON lacks, such as a tuple, becomes a dict with one key, such as ``~tuple``.
+        A value of a type that JSON lacks becomes a dict with one key: the tuple ``(1, 2)`` becomes
+        ``{"~tuple": [1, 2]}``.
         """
         if value is None or isinstance(value, bool | str):
             return value
@@ -170,9 +173,11 @@ class Decoder:
     def __init__(self, arrays: Mapping[str, AnyTensor]) -> None:
         self._arrays = arrays
         self._classes: dict[str, type[Any]] = saved_classes()
-        self._arrays_read: Arrays = {}  # objects that shared an array share it again
-        self._ranges: dict[str, Places] = {}  # name of an array -> its ranges of a flat model
-        self._derived: list[tuple[Ref, Applied]] = []  # models, and the recipes of their weights
+        self._arrays_read: Arrays = {}  # kept, so that objects that shared an array share it again
+        # name of an array -> the ranges (begin, end) of a model's parameters that it has
+        self._ranges: dict[str, Places] = {}
+        # models to compute from other models, each with the recipe of the computation
+        self._derived: list[tuple[Ref, Applied]] = []
         self.objects: list[object] = []
 
     def decode(self, tables: Any) -> Any:
@@ -188,7 +193,7 @@ class Decoder:
             CheckpointError: the tables name an unknown class, field or array, or are malformed.
         """
         try:
-            # all objects are made before any is filled, as fields refer to other objects
+            # all objects are made before any field is set, as fields refer to other objects
             self.objects = [object.__new__(self._classes[name]) for name, _ in tables["objects"]]
             for shell, (name, content) in zip(self.objects, tables["objects"], strict=True):
                 self._fill(shell, name, content)
@@ -221,7 +226,7 @@ class Decoder:
                 raise CheckpointError(f"a {name} has the field {field!r}, which is never written")
             if isinstance(shell, Ref) and field == "held" and value is not None:
                 self._fill_weights(shell, value)
-            else:  # also in frozen dataclasses
+            else:  # ``object.__setattr__`` also sets fields of frozen dataclasses
                 object.__setattr__(shell, field, self._from_json(value))
 
     def _fill_defaults(self, shell: "DataclassInstance", omitted: Collection[str]) -> None:
@@ -264,8 +269,8 @@ class Decoder:
     def _from_json(self, value: Any) -> Any:
         """Return the Python value that a part of a checkpoint's JSON stands for.
 
-        An object with a single key such as ``~tuple`` or ``~array`` stands for a value that JSON
-        lacks.
+        A JSON object with a single key such as ``~tuple`` or ``~array`` stands for a value of a
+        type that JSON lacks.
         """
         if isinstance(value, list):
             return list(map(self._from_json, value))
@@ -301,8 +306,9 @@ class Decoder:
 def list_saved_fields(value: object) -> list[str]:
     """Return the names of the fields of an object that are saved.
 
-    The fields are the first of the following that exists: the keys of a mapping, the slots, the
-    fields of a dataclass, the entries of ``vars(value)``; without the fields that the class omits.
+    For a mapping, the fields are its keys; for an object with slots, the slots; for a dataclass, its
+    fields; for any other object, the entries of ``vars(value)``. The fields that the class omits
+    are left out.
 
     Args:
         value: an object of a registered class.
@@ -313,9 +319,9 @@ def list_saved_fields(value: object) -> list[str]:
 
 def _list_fields(value: object) -> list[str]:
     """Return the names of all fields of an object, also of those that are not saved."""
-    if isinstance(value, Mapping):  # a state may have more entries than declared fields
+    if isinstance(value, Mapping):  # a TypedDict may have more entries than declared fields
         return list(value)
-    slots: list[str] = []  # of the class and its bases, first the slots of bases
+    slots: list[str] = []  # slots of the bases, then of the class
     for base in reversed(type(value).__mro__):
         names = base.__dict__.get("__slots__", ())
         if isinstance(names, str):

@@ -1,4 +1,4 @@
-"""Fingerprints of a run's data and input files, by which a resumed run finds that they have changed."""
+"""Fingerprints of a run's data and input files, by which a resumed run notices their changes."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Origins:
     """Fingerprints of the data and input files from which a run was built.
 
-    They show whether a resumed run, which reads the files again, has the same data.
+    A resumed run reads the files again, and the fingerprints show whether the files have changed.
     """
 
     def __init__(self, run: "Run") -> None:

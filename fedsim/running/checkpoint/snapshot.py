@@ -4,10 +4,11 @@ The tree leaves out everything that follows from the scenario. To resume, a run 
 scenario, and then each part restores its state. Alarms are set again in the order in which they
 were due, because this order decides the order of events within an instant.
 
-A resumed run comes to the same bits for four reasons. Random numbers are drawn by names (device,
-round, purpose), so that no draw depends on earlier draws. Models that are not computed yet are saved
-as recipes. Numbers are saved exactly, and objects that several parts share stay shared. A snapshot
-is taken between two instants, and alarms are set again in order.
+A resumed run gives exactly the results of an uninterrupted run, for four reasons. Random numbers
+are drawn by names (device, round, purpose), so that no draw depends on earlier draws. Models that
+are not computed yet are saved as recipes. Numbers are saved exactly, and objects that several parts
+share stay shared. A snapshot is taken between two instants, and alarms (calls that the clock makes
+later) are set again in order.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +65,7 @@ class Saving:
         Args:
             record: the record that was just emitted.
         """
-        every_rounds = self._spec.rounds  # None to save by time alone
+        every_rounds = self._spec.rounds  # None to save only by time
         every_s = self._spec.time
         if record.kind == "round":
             finished = record.fields["round"] + 1
@@ -92,7 +93,7 @@ class Saving:
     def _save(self) -> None:
         """Save the run; called after all events of the time at which a save was requested.
 
-        A subclass extends this method, which only ends the request.
+        The method of this base class only ends the request; a subclass adds the save.
         """
         self._is_requested = False
 
@@ -142,7 +143,7 @@ def _snapshot(
     The caller ensures that all events of the present time are processed.
     """
     encoder = Encoder()
-    data = None  # without shifts, building the run gives the same data again
+    data = None  # if data do not shift, building the run gives the same data again
     if run.drift is not None:
         data = run.population.samples, run.population.version
     state: SavedRun = {
@@ -175,7 +176,7 @@ def encode_models(run: "Run") -> tuple[Encoder, dict[str, object]]:
     """
     encoder = Encoder()
     parts = _snapshot_parts(run)
-    # all that refers to models: parts, the strategy's state, and the best test so far
+    # all objects that refer to models: parts, the strategy's state, and the best test so far
     state = [*parts.values(), run.strategy.state, run.ending.progress]
     return encoder, encoder.encode(state)
 
@@ -293,7 +294,7 @@ def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> 
 
 def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
     """Restore a saved state in a run that has just been built, and set its alarms again."""
-    run.simulation.env.restart(state["now"])  # the clock goes on from this time
+    run.simulation.env.restart(state["now"])  # sets the clock to the time of the checkpoint
     run.simulation.stopped = state["stopped"]
     recorder.restore(state["recorder"])
     if run.drift is not None and state["data"] is not None:
@@ -304,7 +305,7 @@ def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
     run.evaluator.served = state["served"]
     run.evaluator.unseen_accuracy = state["unseen"]
     run.ending.progress = state["progress"]
-    if recorder.rounds:  # rows of the rounds that have ended
+    if recorder.rounds:  # a round had ended before the checkpoint
         run.ending.last_round = recorder.rounds[-1]["round"]
     run.processes.restore(state["processes"])
     # tasks and processes begin before the alarms, which then have the order of the snapshot

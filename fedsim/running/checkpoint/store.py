@@ -1,7 +1,7 @@
 """Checkpoints on disk. A checkpoint is a folder that is written completely or not at all.
 
-A manifest in the folder has the SHA-256 of its files. The last two checkpoints are kept. A model
-that both have is one file with two names (``apart``).
+A manifest in the folder has the SHA-256 of each other file. The last two checkpoints are kept. A
+model that both checkpoints have is one file with two hard links (``apart``).
 """
 
 import hashlib
@@ -56,8 +56,8 @@ def write(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors | None = N
         The checkpoint's folder.
     """
     path = folder / FOLDER / f"{checkpoint.events:012d}"
-    # After a signal or a resume this checkpoint may exist: the same count of events means the same
-    # state.
+    # After a signal or a resume, a checkpoint with this count of events may exist. An equal count
+    # means an equal state.
     if path.exists():
         return path
     unfinished = path.with_name(path.name + WRITING)
@@ -91,7 +91,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors) ->
     """
     events, tree, arrays = checkpoint
     state = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
-    # each large array has a file of its own; all small ones are in one file
+    # each large array has a file of its own; all small arrays share one file
     large = {name: array for name, array in arrays.items() if is_apart(array)}
     small = {name: array for name, array in arrays.items() if name not in large}
     folder.mkdir()
@@ -191,7 +191,7 @@ def read(path: Path) -> Checkpoint:
         return Checkpoint(manifest["events"], json.loads(state), tensors)
     except CheckpointError:
         raise
-    except Exception as error:  # readers raise many kinds for damaged files
+    except Exception as error:  # readers raise many kinds of errors for damaged files
         raise damaged(f"{type(error).__name__}: {error}") from None
 
 
@@ -220,7 +220,7 @@ def refuse_other_format(path: Path) -> None:
     try:
         number = read_json(path / _MANIFEST)["format"]
     except (OSError, ValueError, KeyError, TypeError):
-        return  # ``read`` says what is damaged
+        return  # ``read`` reports the damage of the manifest
     if number != _FORMAT:
         raise _format_error(path, number)
 
