@@ -1,7 +1,7 @@
 """fedsim: a discrete-event simulator for federated learning.
 
-The module has the public names alone. Each is loaded when it is first used, so that ``import
-fedsim`` is fast.
+The module has nothing but the public names. Each name is loaded when it is first used, so that
+``import fedsim`` is fast.
 """
 
 from importlib import import_module

@@ -34,7 +34,7 @@ class Pickled(NamedTuple):
 def read_pickled(stream: IO[bytes]) -> Pickled:
     """Read a pickle and its arrays' memory, as ``Pickled.write`` has written them.
 
-    The arrays get new memory, which is read-only if it was so in the sender.
+    The arrays get new memory. An array that was read-only in the sending process is read-only again.
 
     Raises:
         EOFError: the stream ends before the pickle does.
@@ -97,11 +97,11 @@ def answer(work: Callable[[], object]) -> Answer:
         outcome = (is_done, result)
         content = pickle.dumps(outcome, protocol=5, buffer_callback=buffers.append)
         if not is_done:
-            # many classes of errors can be pickled, but not made again from the pickle
+            # unpickled as a test: many classes of errors can be pickled, but not unpickled
             pickle.loads(content, buffers=buffers)
         return Answer(content, buffers)
     except Exception as error:
-        # if it was the error of ``work`` that cannot be pickled, the message names that error
+        # the message names the error of ``work``, if there was one, or else the failure of pickling
         cause = error if is_done else result
         failure = SimulationError(f"{type(cause).__name__}: {cause}")
         return Answer(pickle.dumps((False, failure), protocol=5))

@@ -6,8 +6,8 @@ they were scheduled:
 1. ``URGENT``: starts and interruptions of processes (SimPy's own use of it);
 2. ``NORMAL``: everything that completes: the end of a flow or a computation, an arrival, any
    event of a process;
-3. ``CUT``: everything that interrupts: a device that disconnects, an empty battery, an outage. It
-   cannot interrupt work that completes in the same instant;
+3. ``CUT``: everything that interrupts: a device that disconnects, an empty battery, an outage. Work
+   that completes in the same instant is complete before, and is not interrupted;
 4. ``SETTLE``: networks share their links again, once for all the changes of the instant;
 5. ``JOIN``: results of real computations, in the order in which processes began to wait for them;
 6. ``SERVE``: the server handles its messages, one at a time;
@@ -34,10 +34,10 @@ CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 # cancelled alarms each time that its length has doubled.
 _LEAST_TRIM_LENGTH = 1024
 
-# SimPy's own step, looked up only once. ``super().step`` would take a tenth of an event's time.
+# SimPy's ``step``, looked up only once. The look-up by ``super()`` takes a tenth of an event's time.
 _process_next = simpy.Environment.step
 
-# Entry that ``advance`` uses if the schedule is empty.
+# Entry of a schedule, later than all others, that ``advance`` uses if the schedule is empty.
 _NEVER: tuple[float, int, int, Any] = (inf, LAST, 0, None)
 
 Name = tuple[str, int]
@@ -48,7 +48,7 @@ Rearm = Callable[[int, float], object]
 
 
 class Signal(Event):
-    """SimPy event that can call its callbacks at once, by ``fire``, without the schedule.
+    """SimPy event whose method ``fire`` calls its callbacks immediately, without the schedule.
 
     ``succeed`` schedules the callbacks instead, as for any event of SimPy.
     """
@@ -98,7 +98,7 @@ class DirectProcess(Signal, simpy.Process):
         active = env._active_proc
         env._active_proc = self
         try:
-            # an event without callbacks has happened, so that the generator need not wait for it
+            # ``callbacks`` is None if the event has happened: the generator need not wait for it
             while event.callbacks is None:
                 if event._ok:
                     event = self._generator.send(event._value)
@@ -107,7 +107,7 @@ class DirectProcess(Signal, simpy.Process):
                     event = self._generator.throw(event._value)
         except StopIteration as end:
             self.fire(end.value)
-        else:  # ``event`` is still to happen
+        else:  # ``event`` has not happened yet
             self._target = event
             event.callbacks.append(self._resume)
         finally:
@@ -117,22 +117,22 @@ class DirectProcess(Signal, simpy.Process):
 class Alarm(Signal):
     """Call of a function at a simulated time, which can be cancelled and saved in a checkpoint.
 
-    ``Environment.at`` sets an alarm. Its name is a kind and a number, by which a checkpoint stores
-    it.
+    ``Environment.at`` sets an alarm. The name of an alarm is a kind and a number, by which a
+    checkpoint stores the alarm.
 
     Attributes:
         when: the time of the call (s).
         ring: the function to call; None after the call or after ``cancel``.
     """
 
-    # for SimPy, an alarm is an event that has been triggered
+    # SimPy regards an alarm as an event that has been triggered
     _ok = True
     _value = None
 
     def __init__(
         self, env: "Environment", name: Name, when: float, ring: Callable[[], object]
     ) -> None:
-        self.env = env  # sets what ``Event.__init__`` sets, without the call
+        self.env = env  # faster than a call of ``Event.__init__``, which sets this attribute, too
         self.callbacks = []
         self.name = name
         self.when = when
@@ -178,7 +178,7 @@ class Join(Event):
         self._environment = env
 
     def __await__(self) -> Generator[Any, None, Any]:
-        if not self._environment.handling:  # awaited after a run, outside of handlers
+        if not self._environment.handling:  # the code runs after the run, and may block
             import asyncio
 
             return (yield from asyncio.wrap_future(self.work).__await__())
@@ -251,7 +251,7 @@ class Environment(simpy.Environment):
         return simpy.Process(self, CheckedEvents(generator, self))
 
     def peek(self) -> float:
-        """Return the time of the next event (s), except cancelled alarms; infinity if none."""
+        """Return the time of the next event (s), not of a cancelled alarm; infinity without one."""
         if self._calls:
             return self._now
         schedule = self._schedule
@@ -273,7 +273,7 @@ class Environment(simpy.Environment):
         """Process events of the present time, until all are done or one waits for a real computation.
 
         A real computation, such as a training, runs in this process or another. If an event waits
-        for it, ``pending`` is set.
+        for a computation, ``pending`` is set.
 
         Returns:
             The time of the next event (s); infinity if there is none.
@@ -284,14 +284,14 @@ class Environment(simpy.Environment):
         while self.pending is None:
             # the next event of SimPy, or the next alarm; ``_NEVER`` if the schedule is empty
             when, priority, number, event = schedule[0] if schedule else _NEVER
-            # A call is due at the present time. Both tuples begin with the priority and the number
-            # in the order of scheduling. Numbers are unique, so that the function is never
-            # compared.
+            # A function given to ``call`` is due at the present time. Both tuples begin with the
+            # priority and the number in the order of scheduling. Numbers are unique, so that the
+            # function in the tuple is never compared.
             if calls and (when > now or calls[0] < (priority, number)):
                 _, _, function = heappop(calls)
                 function()
                 continue
-            if type(event) is not Alarm:  # an event of SimPy, or the None of _NEVER
+            if type(event) is not Alarm:  # an event of SimPy, or None in ``_NEVER``
                 if when > now:
                     return when
                 _process_next(self)
@@ -329,7 +329,7 @@ class Environment(simpy.Environment):
             alarm.process()
         else:
             super().step()
-        # the rest of the event may need another computation
+        # after one computation, the rest of the event may need another one
         while self.pending is not None:
             (work, go_on), self.pending = self.pending, None
             wait([work])

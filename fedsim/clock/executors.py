@@ -1,7 +1,8 @@
 """Executors, which run the real computations of a simulation, such as local training.
 
-The choice of an executor changes the real time of a run, but no result. Work that must be the only
-work in its process goes to worker processes of this machine, which carry out one call at a time.
+The choice of an executor changes the real time of a run, but no result. A function that must not
+share its process with others goes to a worker process of this machine, which carries out one call
+at a time.
 """
 
 import threading
@@ -108,7 +109,7 @@ def make_executor(
         raise ScenarioError(
             f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}"
         )
-    # only Ray takes an address and resources, so that they are an error from here on
+    # only Ray takes an address and resources; for other executors they are an error
     if name == "ray":
         return _make_ray(workers, address, device, resources)
     if address is not None:
@@ -159,7 +160,7 @@ def _refuse_unplaced(device: str, resources: TaskResources) -> None:
     """
     if device == "cpu":
         return
-    if device not in ("cuda", "cuda:0"):  # a task sees its own GPU only, which torch numbers 0
+    if device not in ("cuda", "cuda:0"):  # a task sees only its GPU, which torch calls ``cuda:0``
         raise ScenarioError(
             f"training.device is {device!r}, but --executor is 'ray'; allowed are 'cpu', and 'cuda' "
             "with num_gpus in --resources, as a task sees only the GPU that Ray gives it"
@@ -172,7 +173,7 @@ def _refuse_unplaced(device: str, resources: TaskResources) -> None:
 
 
 class Inline(Executor):
-    """Executor that runs each function at once in the calling thread."""
+    """Executor whose ``submit`` runs the function immediately, in the calling thread."""
 
     workers = 1
 
@@ -189,7 +190,7 @@ class Threads(Executor):
     """Executor with a pool of threads.
 
     Threads compute in parallel as far as torch, numpy and compiled loops release Python's global
-    lock. ``submit_alone`` uses a pool of processes, or the thread if there is one worker.
+    lock. ``submit_alone`` uses a pool of processes, or, with one worker, the only thread.
 
     Args:
         workers: count of threads, and of processes.
@@ -224,16 +225,16 @@ class WorkerProcesses(Executor):
 
     Args:
         workers: count of processes.
-        gpus: names of GPUs. Each process sees one of them, the one that the fewest other processes
-            see. Empty if the processes see the GPUs that this process sees.
+        gpus: names of GPUs. Each process sees one GPU, which the fewest other processes see. Empty
+            if the processes see the GPUs that this process sees.
     """
 
     def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
         self.workers = workers
         self.gpus = tuple(gpus)
-        self._shares = GpuShares(gpus)  # which GPU each process gets
+        self._shares = GpuShares(gpus)  # assigns a GPU to each process
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedsim-process")
-        self._of_thread = threading.local()  # ``worker``: the process of a thread
+        self._of_thread = threading.local()  # attribute ``worker``: the process of the thread
         self._processes: list[WorkerProcess] = []
         self._placed: list[object] = []
 
@@ -249,16 +250,16 @@ class WorkerProcesses(Executor):
             args: its arguments.
 
         Returns:
-            A future of the function's value or exception; of ``SimulationError`` if the call cannot
-            be pickled, or if its process ends.
+            A future of the function's value or exception. The exception is a ``SimulationError`` if
+            the call cannot be pickled, or if its process ends.
         """
         return self._threads.submit(self._call, function, args)
 
     def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
         """Call a function in a worker process, and return its value; wait until it is done.
 
-        Each thread of the pool has its own process, which is started at the thread's first call,
-        and after the end of its former process. An error of the function is raised here.
+        Each thread of the pool has its own process. It starts a process at its first call, and a
+        new one if that process has ended. An error of the function is raised by this method.
         """
         if not hasattr(self._of_thread, "worker"):
             self._of_thread.worker = WorkerProcess(self._shares.take())

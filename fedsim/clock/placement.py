@@ -12,7 +12,7 @@ _OPTION = "--resources"
 _EXAMPLE = """'{"num_cpus": 1, "num_gpus": 0.25, "memory": "2 GB"}'"""
 _KEYS = ("num_cpus", "num_gpus", "memory", "named")
 _MOST = 100_000  # greatest amount of a resource
-_STEP = 0.0001  # Ray counts amounts in multiples of this
+_STEP = 0.0001  # amounts of resources in Ray are multiples of this step
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class TaskResources:
         num_cpus: cores.
         num_gpus: GPUs; below 1, several tasks share one.
         memory: memory (bytes).
-        named: other resources, as ``ray start --resources`` declares them: name -> amount.
+        named: other resources that ``ray start --resources`` declares for nodes: name -> amount
+            that a task reserves.
     """
 
     num_cpus: float = 1.0
@@ -84,7 +85,7 @@ class TaskResources:
         """Return how many of these tasks a Ray node can run at once.
 
         Args:
-            node: what the node has: Ray's name of a resource -> amount.
+            node: resources of the node: Ray's name of a resource -> amount.
         """
         counts = []
         for name, amount in self.demand.items():
@@ -96,7 +97,7 @@ class TaskResources:
         """Raise ``ScenarioError`` if no node of Ray has the resources that a task reserves.
 
         Args:
-            nodes: what each node has: Ray's name of a resource -> amount.
+            nodes: resources of each node: Ray's name of a resource -> amount.
         """
         all_nodes = [*nodes]
         if any(map(self.count_on, all_nodes)):  # a node has room for one task at least
@@ -125,7 +126,7 @@ def _parse(text: str) -> object:
 
 
 def _named_amounts(named: object) -> dict[str, float]:
-    """Check the amounts of resources that users name; return them by name."""
+    """Check the amounts of named resources that a user declares, and return them by name."""
     if not isinstance(named, Mapping):
         raise ScenarioError(
             f"{_OPTION}: named is {named!r}; it must be a table of amounts, such as "
@@ -146,7 +147,7 @@ def _amount(key: str, value: object) -> float:
         key: name of the resource, for the message.
         value: the amount that the user gave.
     """
-    amount = -1.0  # refused, as any value that is not a number
+    amount = -1.0  # stands for a value that is no number, and is refused below
     if isinstance(value, int | float) and not isinstance(value, bool):
         amount = float(value)
     if not 0 <= amount <= _MOST:

@@ -1,7 +1,7 @@
-"""SimPy processes of users' code, and events that fedsim alone fires, with checks of wrong uses.
+"""SimPy processes of users' code, and events that only fedsim may fire, with checks of wrong uses.
 
-SimPy ends a process that yields no event, or an event that fires twice, in an error that names
-neither the process nor what is allowed.
+SimPy raises an error if a process yields a value that is no event, or if an event fires twice. This
+error names neither the process nor what is allowed, so fedsim raises its own.
 """
 
 import inspect
@@ -24,10 +24,10 @@ _EVENTS_IN_WORDS = (
 
 
 class CheckedEvents(Generator[Event, object, object]):
-    """Generator of a SimPy process that passes on the events of another one, and no other value.
+    """Generator of a SimPy process that passes on what another generator yields if it is an event.
 
     Values, exceptions and the result pass through unchanged. If the other generator yields a value
-    for which a process cannot wait, it is closed, and ``SimulationError`` is raised.
+    for which a process cannot wait, that generator is closed, and ``SimulationError`` is raised.
 
     Args:
         events: the generator of the process.
@@ -41,7 +41,7 @@ class CheckedEvents(Generator[Event, object, object]):
         self._env = env
         self._send = events.send
         self._throw: Callable[..., Event] = events.throw
-        # SimPy shows it as the name of the process
+        # SimPy shows ``__name__`` as the name of the process
         self.__name__ = getattr(events, "__name__", type(events).__name__)
 
     def send(self, value: object) -> Event:
@@ -62,7 +62,7 @@ class CheckedEvents(Generator[Event, object, object]):
     def _refusal(self, value: object) -> SimulationError:
         """Close the generator, and return the error that names it and the value that it has yielded."""
         owner = _name_of(_innermost(self._events))
-        with suppress(Exception):  # such as an error of a ``finally``
+        with suppress(Exception):  # code in a ``finally`` of the generator may raise an error
             self._events.close()
         shown = show_value(value)
         if isinstance(value, Event):
@@ -93,7 +93,7 @@ def _name_of(events: object) -> str:
 
 
 def _hint_at(value: object) -> str:
-    """Return a hint at the event that users may mean by a value that is no event, or ""."""
+    """Return a hint at the event that a user may mean by a value that is no event; "" without one."""
     if isinstance(value, Real) and not isinstance(value, bool):
         shown = show_value(value)
         return (
@@ -103,7 +103,7 @@ def _hint_at(value: object) -> str:
     if isinstance(value, Generator):
         return "; to go on with another generator, use 'yield from'"
     if inspect.iscoroutine(value):
-        value.close()  # it is never awaited, of which Python would warn
+        value.close()  # otherwise Python would warn that the coroutine is never awaited
         return "; a process waits by 'yield', not by 'await'"
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
         return "; to wait for several events, yield env.all_of([...]) or env.any_of([...])"
@@ -121,10 +121,11 @@ def raise_failure(process: Event) -> None:
 
 
 class OwnEvent(Event):
-    """Event that fedsim alone fires; users' code may wait for it.
+    """Event that only fedsim may fire; users' code may wait for it.
 
     Attributes:
-        advice: in words, who fires events of the class, and what users' code can do instead.
+        advice: text that says when fedsim fires events of the class, and what users' code can do
+            instead of firing one.
     """
 
     advice: ClassVar[str]

@@ -57,10 +57,10 @@ _FOREIGN_AWAIT = (
     "server.models.value for results"
 )
 _TICKS_PER_SECOND = 1 / TICK_S
-_PAUSE_EVERY_S = 0.01  # most real time (s) between two turns of asyncio's event loop
+_PAUSE_EVERY_S = 0.01  # longest real time (s) between two turns of asyncio's event loop
 _NOTHING_LEFT = "nothing left to happen"
 _OBJECTS_A_COLLECTION = 50_000  # count of new objects between two collections of garbage
-_INSTANTS_A_YIELD = 64  # most instants that are processed between two yields of ``_drive``
+_INSTANTS_A_YIELD = 64  # greatest count of instants processed between two yields of ``_drive``
 
 
 def on_grid(seconds: float) -> float:
@@ -135,7 +135,7 @@ class _EndOfRun(OwnEvent):
     advice = "fedsim fires it at the end of the run, which stop(reason) of the simulation brings"
 
 
-# thresholds of the garbage collector before each run that has not ended
+# for each run that has not ended: the thresholds of the garbage collector before it began
 _running: list[tuple[int, int, int]] = []
 
 
@@ -145,12 +145,12 @@ def _rare_collections() -> Iterator[None]:
 
     A run makes little garbage, and frequent collections would take a quarter of its time.
     """
-    # ``_running`` has an entry for each run that has not ended: the thresholds before all of them.
-    # The first run changes the thresholds, and the last one restores them.
+    # Every entry of ``_running`` has the thresholds before the first of the runs. The first run to
+    # begin changes the thresholds, and the last run to end restores them.
     original = _running[0] if _running else gc.get_threshold()
     _running.append(original)
     objects, *older_generations = original
-    if 0 < objects < _OBJECTS_A_COLLECTION:  # 0: the user has switched collections off
+    if 0 < objects < _OBJECTS_A_COLLECTION:  # 0 means that the user has switched collections off
         gc.set_threshold(_OBJECTS_A_COLLECTION, *older_generations)
     try:
         yield
@@ -174,15 +174,15 @@ class Simulation:
         executor: carries out real computations, such as trainings; by default in this thread.
 
     Attributes:
-        env: SimPy's environment; it may be run and stepped as SimPy documents it, without ``run``
-            below.
-        now: the simulated time (s), read only; a faster ``env.now``.
-        settled: True after the run, and while functions given to ``between_instants`` run: the state
-            can then be saved.
+        env: SimPy's environment. Instead of ``Simulation.run``, a caller may use its methods ``run``
+            and ``step``.
+        now: the simulated time (s), read only; equals ``env.now``, but is faster to read.
+        settled: whether the state can be saved now: True after the run, and while functions given
+            to ``between_instants`` run.
         working: whether the executor runs a computation in this thread now.
-        end: time at which the run ends at the latest (s).
-        ended: event that fires with the reason when the run is over;
-            ``env.run(until=simulation.ended)``.
+        end: simulated time (s) at which the run ends, if it has not ended before.
+        ended: event that fires when the run is over, with the reason as its value. An example of
+            its use is ``env.run(until=simulation.ended)``.
         idle: function that is called between the events of two times, and returns whether the run
             is over; None if a run is over only when no event is left.
 
@@ -215,15 +215,17 @@ class Simulation:
         self.settled = False  # whether the state can be saved now
         self.working = False  # whether the executor computes in this thread now
         self._is_over = False
-        self._interrupted = False  # whether the user has asked for the end, as by Ctrl-C
+        self._interrupted = False  # whether the user has requested the end, such as by Ctrl-C
         self._sinks: list[Sink] = []
-        self._sinks_of: dict[str, list[Sink]] = {}  # kind of record -> sinks of this kind
-        self._receivers: dict[str, list[Sink]] = {}  # kind -> sinks of all kinds, then of this kind
-        self._finals: list[Callable[[], None]] = []  # functions of ``at_end``
-        self._closers: list[Callable[[], None]] = []  # functions of ``at_close``
+        # sinks are functions that receive records: kind of record -> sinks for this kind only
+        self._sinks_of: dict[str, list[Sink]] = {}
+        # kind of record -> all its sinks: first the sinks for all kinds, then for this kind only
+        self._receivers: dict[str, list[Sink]] = {}
+        self._finals: list[Callable[[], None]] = []  # functions given to ``at_end``
+        self._closers: list[Callable[[], None]] = []  # functions given to ``at_close``
         # records that ``async for`` has not yielded yet; None if nobody iterates over the run
         self._unread: deque[Record] | None = None
-        self._between: list[Callable[[], None]] = []  # functions of ``between_instants``
+        self._between: list[Callable[[], None]] = []  # functions given to ``between_instants``
         self.idle: Callable[[], bool] | None = None
         self.installed: Any = None
         if blueprint is not None:
@@ -252,8 +254,8 @@ class Simulation:
         """Start a SimPy process at the present time; an exception in it ends the run.
 
         Args:
-            generator: the process, which yields events of ``env``. Any other value that it yields
-                ends it with ``SimulationError``.
+            generator: the process, which yields events of ``env``. If it yields any other value,
+                the process ends with ``SimulationError``.
 
         Returns:
             The process, an event that fires when the generator returns.
@@ -347,7 +349,7 @@ class Simulation:
         """Return an event for the result of a real computation; the clock stops until it is done.
 
         Args:
-            work: the future, of ``submit``.
+            work: the future that ``submit`` has returned.
 
         Returns:
             An event to ``yield``, whose value is the result.
@@ -358,8 +360,8 @@ class Simulation:
         """Record an event of your own at the present time; functions of ``listen`` receive it.
 
         Args:
-            kind: name of the kind. With a scenario it is none that fedsim uses itself, such as
-                ``task-end``.
+            kind: name of the kind. In a simulation of a scenario, kinds that fedsim uses itself,
+                such as ``task-end``, are not allowed.
             fields: JSON values, by name. ``device``, ``round``, ``group`` and ``task`` are whole
                 numbers or None, ``step`` and ``outcome`` texts or None.
 
@@ -388,8 +390,8 @@ class Simulation:
 
         Args:
             sink: the function, which takes a ``Record``.
-            kinds: the kinds of records that it gets; empty for all. Functions for some kinds are
-                called after those for all kinds.
+            kinds: the kinds of records that the function receives; empty for all. Functions for
+                some kinds are called after functions for all kinds.
         """
         if not kinds:
             self._sinks.append(sink)
@@ -503,14 +505,14 @@ class Simulation:
                 close()
 
     async def _process_instants(self) -> AsyncIterator[None]:
-        """Process the events of each instant in turn, until the run does not go on."""
+        """Process the events of one instant after another, until the run is over."""
         last_pause = time.perf_counter()
-        instants = 0  # processed since the last yield
+        instants = 0  # count of instants processed since the last yield
         while True:
             due = self.env.advance()  # time of the next event (s)
             if self.env.pending is not None:  # the server waits for a real computation
                 await self._await_pending()
-                continue  # the present instant has more events
+                continue  # the present instant may have more events
             if self._between:
                 self._act_between_instants()
                 due = self.env.peek()
@@ -551,7 +553,7 @@ class Simulation:
         assert self.env.pending is not None
         computation, resume_event = self.env.pending
         self.env.pending = None
-        # an error is raised by ``resume_event``, in the code that waits for the computation
+        # an error of the computation is raised by ``resume_event``, in the code that waits for it
         with suppress(Exception):
             await asyncio.wrap_future(computation)
         resume_event()
@@ -566,8 +568,8 @@ class Simulation:
     def _goes_on(self, due: float) -> bool:
         """Return whether the run continues with the next event.
 
-        It ends if it was stopped or interrupted, if no event is left, if ``idle`` says that it is
-        over, or at the end of the clock.
+        The run ends if it was stopped or interrupted, if no event is left, if ``idle`` returns
+        True, or at the latest time that the clock can show.
 
         Args:
             due: time of the next event (s), infinity if there is none.

@@ -45,7 +45,7 @@ def start(
     Args:
         module: the function's module.
         name: name of the function.
-        words: arguments on the command line of the process (``sys.argv``).
+        words: command-line arguments of the process, which it finds in ``sys.argv[1:]``.
         variables: environment variables, in addition to the variables of this process.
         options: other arguments of ``subprocess.Popen``.
 
@@ -57,7 +57,7 @@ def start(
     # ``sys.path`` is copied, as another thread, such as a Flower app's, may change it meanwhile
     absolute = [place for place in list(sys.path) if Path(place).is_absolute()]
     path = [place for place in absolute if Path(place).resolve() != working_directory]
-    # the program of the new process
+    # text of the program that the new process runs
     code = _CODE.format(
         path=[*path, fedsim_folder], locations=module_locations(), module=module, name=name
     )
@@ -126,8 +126,8 @@ class WorkerProcess:
 
         Args:
             thing: the object.
-            placed: objects that the process already has; ``thing`` may refer to them, and the pickle has
-                only their indices.
+            placed: objects that the process already has. If ``thing`` refers to one, the pickle has
+                its index instead of the object.
         """
         assert self.process.stdin is not None
         buffers: list[pickle.PickleBuffer] = []
@@ -154,7 +154,7 @@ class _WorkerCall(NamedTuple):
 
 
 class _PlacedPickler(pickle.Pickler):
-    """Pickler for a process that already has some objects: it writes only the indices of these.
+    """Pickler for a process that already has some objects: it writes their indices instead.
 
     Args:
         stream: the stream to write to.
@@ -180,8 +180,8 @@ class _PlacedUnpickler(pickle.Unpickler):
 
     Args:
         pickled: the pickle.
-        placed: the objects that this process has received, each an object, or its pickle until it is
-            first needed.
+        placed: the objects that this process has received. An object that was not needed yet is
+            still a pickle.
     """
 
     def __init__(self, pickled: "Pickled", placed: list[object]) -> None:
@@ -199,8 +199,8 @@ class _PlacedUnpickler(pickle.Unpickler):
 def serve() -> None:
     """Main loop of a worker process: it carries out calls until its pipe is closed."""
     calls = sys.stdin.buffer
-    # Results are written to the process's first stdout. From then on, 1 is stderr, so that output
-    # of the called functions does not get among the results.
+    # Results are written to the process's original stdout. Descriptor 1 then becomes stderr, so
+    # that output of the called functions does not get among the results.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     placed: list[object] = []  # objects to which pickles of later calls refer by index
@@ -228,8 +228,8 @@ def describe_end(status: int, function: Callable[..., object]) -> str:
     """Return an error message on a worker process that has ended.
 
     Args:
-        status: its exit status; negative if a signal has ended it.
-        function: the function that it was carrying out.
+        status: exit status of the process; negative if a signal has ended it.
+        function: the function that the process was carrying out.
     """
     reason = f"exit status {status}"
     advice = ""

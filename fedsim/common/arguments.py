@@ -27,7 +27,7 @@ MOST_INDEX = 2**31 - 1
 
 _MOST_COUNT = 2**63 - 1
 _MOST_FLOAT = sys.float_info.max
-# ``int | float`` would be made anew at each call
+# types of plain numbers; a union such as ``int | float`` would be made anew at each call
 _PLAIN_NUMBERS = (int, float)
 _NUMPY_NUMBERS = (np.integer, np.floating)
 _LISTS = (list, tuple, range)
@@ -38,9 +38,10 @@ class ArgumentRule:
     """Rule for an argument of a method.
 
     Attributes:
-        fits: whether the rule allows a value; a number of numpy is a plain number here.
-        allowed: the allowed values in words, as a text or a function of the object whose method is
-            called.
+        fits: function that returns whether the rule allows a value. Numbers of numpy are converted
+            to plain numbers before.
+        allowed: the allowed values in words: a text, or a function that makes the text from the
+            object whose method is called.
         names: the allowed names, of which an error suggests the nearest; empty if there are none.
     """
 
@@ -70,7 +71,7 @@ def plain(value: object) -> object:
 
     Any other value is returned unchanged.
     """
-    if type(value) in _PLAIN_NUMBERS:  # most values, so that the other checks are left out
+    if type(value) in _PLAIN_NUMBERS:  # most values are such numbers, which need no other check
         return value
     if isinstance(value, np.generic):
         return value.item()
@@ -90,7 +91,7 @@ def is_text(value: object) -> bool:
     """Return whether a value is text that can be written to a file: without lone surrogates."""
     if not isinstance(value, str):
         return False
-    if value.isascii():  # known without a look at each character
+    if value.isascii():  # fast, as Python stores this property with the text
         return True
     try:
         value.encode()
@@ -100,12 +101,12 @@ def is_text(value: object) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """Return whether a value is a whole number; True and False are none."""
+    """Return whether a value is a whole number; True and False do not count as numbers."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_index(value: object) -> bool:
-    """Return whether a value is a whole number that fits into an int32 column, from 0."""
+    """Return whether a value is a whole number from 0 to the greatest one in an int32 column."""
     return _is_index(None, value)
 
 
@@ -116,7 +117,7 @@ def _is_index(_: object, value: object) -> bool:
 def is_number(value: object) -> bool:
     """Return whether a value is a number of Python or numpy, also infinity or NaN.
 
-    True and False are no numbers, nor are integers that no float can hold.
+    False for True and False, and for integers that are too large for a float.
     """
     if isinstance(value, float):
         return True
@@ -159,7 +160,7 @@ def number(
 
     Args:
         least: the least number.
-        above: bound that numbers exceed.
+        above: bound that an allowed number must exceed.
         infinite: whether infinity is allowed.
     """
     words = "a number" if infinite else "a finite number"
@@ -195,8 +196,8 @@ def instance(kind: type | tuple[type, ...], allowed: str) -> ArgumentRule:
     """Make a rule for objects of a class.
 
     Args:
-        kind: the class, or several.
-        allowed: words for its objects.
+        kind: the class, or several classes.
+        allowed: text that describes the allowed objects, for the error's message.
     """
     return ArgumentRule(lambda _, value: isinstance(value, kind), allowed)
 
@@ -219,7 +220,7 @@ def optional(rule: ArgumentRule) -> ArgumentRule:
 
 
 def list_of(rule: ArgumentRule, things: str, least: int = 0) -> ArgumentRule:
-    """Make a rule for lists whose entries have a rule.
+    """Make a rule for lists, each of whose entries must fit another rule.
 
     Args:
         rule: the rule of each entry.
@@ -245,7 +246,8 @@ def in_words(rule: ArgumentRule, owner: object) -> str:
 
     Args:
         rule: the rule.
-        owner: the object whose method is called.
+        owner: the object whose method is called. The allowed values may depend on it, such as on
+            its count of devices.
     """
     return rule.allowed if isinstance(rule.allowed, str) else rule.allowed(owner)
 
@@ -292,12 +294,12 @@ def takes(
             for fits, value in zip(fits_at, arguments):  # noqa: B905 - ``strict`` takes time
                 if fits is not None and not fits(owner, value):
                     break
-            else:  # all arguments with a position are allowed as they are
+            else:  # all positional arguments are allowed as they are
                 if has_only_positions and not options:
                     return call(*arguments)
                 if checker.allows_rest(arguments, options):
                     return call(*arguments, **options)
-            # a number of numpy, or a wrong argument
+            # an argument is a number of numpy, or is wrong
             converted, named = checker.convert(arguments, options)
             return call(*converted, **named)
 
@@ -322,9 +324,9 @@ class _Checker:
     def __init__(self, method: Callable[..., object], rules: Mapping[str, ArgumentRule]) -> None:
         self._method = method.__qualname__
         self._rules = rules
-        self._names: list[str] = []  # of parameters by position; the first one is ``self``
-        self._rest = ""  # name of ``*ids``
-        self._others = ""  # name of ``**counts``
+        self._names: list[str] = []  # names of the parameters by position; the first is ``self``
+        self._rest = ""  # name of a parameter such as ``*ids``; empty if there is none
+        self._others = ""  # name of a parameter such as ``**counts``; empty if there is none
         for parameter in signature(method).parameters.values():
             match parameter.kind:
                 case Parameter.VAR_POSITIONAL:
@@ -340,7 +342,7 @@ class _Checker:
         self._fits_others = self._fits.get(self._others)
 
     def allows_rest(self, arguments: tuple[object, ...], options: Mapping[str, object]) -> bool:
-        """Return whether the arguments that have no position of their own are allowed as they are.
+        """Return whether all arguments without an entry in ``fits_at`` are allowed as they are.
 
         Args:
             arguments: positional arguments, ``self`` included.
@@ -372,13 +374,14 @@ class _Checker:
         owner = arguments[0]
         converted = []
         for position, value in enumerate(arguments):
-            name = self._rest  # of the arguments that ``*ids`` collects
+            name = self._rest  # an argument that a parameter such as ``*ids`` collects
             if position < len(self._names):
                 name = self._names[position]
             converted.append(self._convert(owner, name, name, value))
         named = {}
         for name, value in options.items():
-            parameter = name if name in self._rules else self._others  # ``**counts``
+            # an unknown name belongs to a parameter such as ``**counts``
+            parameter = name if name in self._rules else self._others
             named[name] = self._convert(owner, parameter, name, value)
         return converted, named
 
@@ -387,7 +390,8 @@ class _Checker:
 
         Args:
             owner: the object whose method is called.
-            parameter: the parameter of the argument, which may be that of ``**counts``.
+            parameter: name of the parameter that takes the argument, such as ``counts`` for an
+                argument that ``**counts`` collects.
             name: name of the argument.
             value: the argument.
 

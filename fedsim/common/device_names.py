@@ -66,7 +66,7 @@ def natural_key(text: str) -> list[tuple[int, str]]:
     for part in _DIGITS.split(text):
         if part.isdecimal():
             digits = part.lstrip("0")
-            key.append((len(digits), digits))  # of two numbers, the longer one is greater
+            key.append((len(digits), digits))  # the number with more digits is greater
         else:
             key.append((-1, part))
     return key

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 _FEDSIM = Path(__file__).resolve().parents[1]
-_LONGEST = 2_000  # most characters of a message, which may quote a file
-_LONGEST_NAME = 200  # most characters of a name in a search for the nearest name
-_LONGEST_VALUE = 80  # most characters of a value in a message
+_LONGEST = 2_000  # greatest length of a message, which may quote a file (characters)
+_LONGEST_NAME = 200  # no similar name is searched for a longer name (characters)
+_LONGEST_VALUE = 80  # greatest length of a value in a message (characters)
 _NEAREST = re.compile(r"\(?[Dd]id you mean '([^']+)'\?")
 _UNKNOWN_KEY = re.compile(r"(?:the )?([\w.-]+) has the unknown key '([^']+)'")
 _KEY = re.compile(r"(?:variant '[^']*': )?(--[a-z-]+|[a-z_]\w*(?:\.\w+)*) is ['\"\d[{-]")
@@ -52,9 +52,10 @@ class FedsimError(Exception):
 
 
 def _name_in_python(option: re.Match[str]) -> str:
-    """Return the name in Python of an option or command of the command line.
+    """Return the Python name that replaces an option or command in a message's text.
 
-    It replaces the option or command in messages outside of the command line.
+    Messages name options and commands of the command line; in Python they name parameters and
+    functions.
 
     Args:
         option: match in a message's text, such as of ``--executor`` or ``'fedsim run'``.
@@ -115,7 +116,8 @@ def show_error(error: Exception, folder: Path | None = None) -> str:
         if error.filename:
             return f"{str(error.filename)!r} cannot be used: {error.strerror}"
         return str(error)
-    if isinstance(error, NotImplementedError) and not error.args:  # of a method without a body
+    # a method of a base class, which a subclass must define, raises this error
+    if isinstance(error, NotImplementedError) and not error.args:
         return _missing_method(error)
     return f"{type(error).__name__}: {error}"
 
@@ -125,7 +127,7 @@ def _full_disk(error: Exception, folder: Path | None) -> str:
     name = getattr(error, "filename", None)
     # the file that could not be written may be a temporary one, on another disk than ``folder``
     full_folder = folder if name is None else Path(os.fsdecode(name)).parent
-    output = folder or full_folder  # where a run may have saved checkpoints
+    output = folder or full_folder  # folder in which a run may have saved checkpoints
     disk = "the disk"
     advice = "try again"
     if full_folder is not None:
@@ -139,7 +141,7 @@ def _missing_method(error: NotImplementedError) -> str:
     """Return the message for a user whose class lacks a method that it must define.
 
     Args:
-        error: the error that the base class raises in its own method of this name.
+        error: the error that the base class's method raises.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frame = frames[-1]
@@ -161,7 +163,7 @@ def place_of(error: BaseException) -> str:
         if not file.is_file() or "site-packages" in file.parts:
             continue
         if library_folders.isdisjoint(file.parents):
-            # later frames are nearer to the error, and replace earlier ones
+            # later frames are nearer to the error, so the last frame of user code stays
             place = f", in {file.name}, line {frame.lineno}"
     return place
 

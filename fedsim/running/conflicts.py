@@ -263,7 +263,8 @@ def _check_measured(scenario: Sections) -> Iterator[str]:
     measures = [*metrics]
     if objective.has_accuracy:
         measures.append("accuracy")
-    if scenario.population.tested_only is not None:  # such devices are measured by accuracy
+    # names of measures in the table of rounds on devices that are tested and never train
+    if scenario.population.tested_only is not None:
         measures += [name for name in COLUMNS if objective.has_accuracy or name == LOSS]
     if monitor is not None and monitor not in measures:
         yield (
