@@ -128,7 +128,7 @@ from fedsim.world.steps import Download, Evaluate, Pause, Payload, TaskStep, Tra
 if TYPE_CHECKING:
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
-# names whose modules load torch, and are imported when they are first used
+# name -> module that loads torch, and is therefore imported only when the name is first used
 _HEAVY = {"LocalData": "learning.solvers.context", "TrainingContext": "learning.solvers.context"}
 
 __all__ = [  # noqa: RUF022 - by task
@@ -148,7 +148,7 @@ __all__ = [  # noqa: RUF022 - by task
     "ALL_SAMPLES", "Proximal", "Contrast", "ModelCut", "Tensor", "Measured",
     # A strategy without a server.
     "Peers", "PeersState", "PeerHalf", "PeerParams", "Peer", "EncodedModel", "PeerMessage",
-    # A part of strategies, and the keys that hold one.
+    # Exchangeable parts of strategies, and the tables of their keys.
     "Selection", "SelectionSpec", "Deadline", "DeadlineSpec", "Aggregation", "AggregationSpec", "ServerOptimizer",
     "ServerOptimizerSpec", "Codec", "Coded", "Arithmetic", "Attack",
     # Data, and how they shift.
@@ -162,10 +162,10 @@ __all__ = [  # noqa: RUF022 - by task
     "Hold", "DeviceFacts",
     # A meter.
     "Meter", "MeterContext", "Column", "Step", "Transfer",
-    # Keys of all of them, with their units.
+    # Tables of keys for all of these, and types of quantities with units.
     "Spec", "StopSpec", "Seconds", "PositiveSeconds", "Bytes", "PositiveBytes", "BytesPerSecond", "LinkRate",
     "SamplesPerSecond", "PerSecond", "FlopPerSecond", "Flops", "Watts", "Joules", "JoulesPerByte",
-    # Random numbers, and a run folder, which checks of the audit read.
+    # Random numbers, and the reader of run folders, such as for checks of the audit.
     "Streams", "RunFolder",
 ]  # fmt: skip
 

@@ -178,7 +178,7 @@ class Join(Event):
         self._environment = env
 
     def __await__(self) -> Generator[Any, None, Any]:
-        if not self._environment.handling:  # the code runs after the run, and may block
+        if not self._environment.handling:  # not within server code: wait in real time
             import asyncio
 
             return (yield from asyncio.wrap_future(self.work).__await__())

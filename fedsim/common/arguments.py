@@ -342,7 +342,9 @@ class _Checker:
         self._fits_others = self._fits.get(self._others)
 
     def allows_rest(self, arguments: tuple[object, ...], options: Mapping[str, object]) -> bool:
-        """Return whether all arguments without an entry in ``fits_at`` are allowed as they are.
+        """Return whether arguments that are passed by name, or collected by ``*ids``, are allowed.
+
+        Numbers of numpy, which ``convert`` would convert, count as not allowed.
 
         Args:
             arguments: positional arguments, ``self`` included.

@@ -357,7 +357,7 @@ KINDS = {
 
 
 def hint_for_key(word: str) -> str:
-    """Return a hint at fedsim's key for a user who wrote another framework's name of it.
+    """Return a hint at fedsim's key for a user who wrote the key's name in another framework.
 
     Args:
         word: the unknown key.
@@ -373,7 +373,7 @@ def hint_for_key(word: str) -> str:
 
 
 def hint_for_kind(word: str) -> str:
-    """Return a hint at fedsim's kind for a user who wrote another framework's name of it.
+    """Return a hint at fedsim's kind for a user who wrote the kind's name in another framework.
 
     Args:
         word: the unknown kind.

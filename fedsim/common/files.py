@@ -28,7 +28,7 @@ SEARCH_RULE = (
 )
 WRITING = ".writing"  # suffix of names of incomplete files
 _TOO_DEEP = "it is nested too deeply"
-# most parts of a dotted key: the parser's time grows with the square of their count
+# greatest count of parts of a dotted key: the parser's time grows with the square of this count
 _MOST_PARTS = 100
 _TOML_STRING = re.compile(r""""(?:[^"\\]|\\.)*+"?|'[^']*+'?""")
 _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
@@ -37,9 +37,10 @@ _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 def find_file(file: str, root: Path | None) -> Path:
     """Return the path at which a file that a scenario names can be read.
 
-    A relative path is of a file in ``root``; without a root, in the working directory or else in
-    ``$FEDSIM_DATA``. If the call is within ``copied_files``, and the file has a copy, the result is
-    the path of the copy. The file may be missing.
+    A relative path begins at ``root``; without a root, at the working directory, or at the folder
+    ``$FEDSIM_DATA`` if the working directory lacks the file. If the call is within
+    ``copied_files``, and the file has a copy, the result is the path of the copy. The result may
+    be the path of a missing file.
 
     Args:
         file: the path in the scenario.
@@ -53,7 +54,7 @@ def find_file(file: str, root: Path | None) -> Path:
     shared_folder = os.environ.get("FEDSIM_DATA")
     if root is None and shared_folder and not path.exists():
         path = Path(shared_folder, file)
-    record(reference, path)  # for ``recorded_files``
+    record(reference, path)  # a surrounding ``recorded_files`` gets the path
     return path
 
 
@@ -65,7 +66,7 @@ def require_regular(path: Path) -> Path:
     """
     try:
         mode = path.stat().st_mode
-    except ValueError as error:  # the path has a NUL character or the like
+    except ValueError as error:  # the path has a character that no path may have, such as NUL
         raise OSError(errno.EINVAL, str(error), str(path)) from None
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file", str(path))
@@ -89,7 +90,7 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
 
     Raises:
         OSError: the path is not a regular file.
-        UnicodeDecodeError: its content has another encoding.
+        UnicodeDecodeError: the file's content has another encoding.
     """
     return require_regular(path).read_text(encoding, errors)
 
@@ -139,7 +140,7 @@ def parse_json(text: str, *, finite: bool = False) -> Any:
 
     Args:
         text: the text.
-        finite: whether NaN and infinite numbers are errors.
+        finite: whether numbers must be finite; if so, NaN and infinity are errors.
 
     Raises:
         ValueError: the text is not JSON, or has a number that is not allowed.
@@ -174,7 +175,8 @@ def _refuse_long_keys(text: str) -> None:
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") <= _MOST_PARTS:
             continue
-        code = _TOML_STRING.sub("", line).partition("#")[0]  # dots in strings and comments are free
+        # the line without strings and comments, whose dots cost no time
+        code = _TOML_STRING.sub("", line).partition("#")[0]
         parts = _BETWEEN_KEYS.split(code)
         longest = max(parts, key=lambda part: part.count("."))
         refuse_long_key(longest, f" in line {number}")

@@ -17,8 +17,8 @@ class Removed(NamedTuple):
     """Marks a former key of a scenario that has no present key in its place.
 
     Attributes:
-        left: the value that the key always has in this version, mostly its former default; None if
-            this version works as earlier ones did without the key.
+        left: the only former value of the key with which earlier versions worked as this version
+            does; mostly its default. None if earlier versions worked so without the key.
     """
 
     left: object
@@ -182,7 +182,7 @@ def understand(tables: Table) -> Understood:
     lost: list[str] = []
     try:
         is_former = _convert(present, lost)
-    except (AttributeError, KeyError, TypeError):  # a damaged file, reported by its reader
+    except (AttributeError, KeyError, TypeError):  # the file is damaged; its reader reports that
         is_former = False
     if not is_former:
         return Understood(tables, is_former=False, lost=[])
@@ -192,8 +192,8 @@ def understand(tables: Table) -> Understood:
 def _convert(tables: Table, lost: list[str]) -> bool:
     """Replace the former keys of a scenario in place, and return whether it had any.
 
-    If there is any, the scenario is of an earlier version. It then also gets the keys that were
-    added since, with values that behave as the earlier version did.
+    If there is a former key, the scenario is of an earlier version. It then also gets the keys that
+    were added since, with values with which this version behaves as the earlier one did.
 
     Args:
         tables: the scenario; nothing is changed if it has no former key.
@@ -207,15 +207,16 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     former_of_partition = OF_PARTITIONS.get(partition_kind, {})
     partition = _FormerTable(partition_table, "data.partition", former_of_partition, lost)
     strategy_table = tables["strategy"]
-    kind = str(strategy_table["kind"])  # of the strategy
+    kind = str(strategy_table["kind"])  # kind of the strategy
     strategy = _FormerTable(strategy_table, "strategy", OF_STRATEGIES.get(kind, {}), lost)
     deadline_table = strategy_table.get("deadline")
-    if not isinstance(deadline_table, dict):  # a time, or no deadline
+    if not isinstance(deadline_table, dict):  # the value is a time, or means that none is set
         deadline_table = {}
     former_of_deadline = QUANTILE if deadline_table.get("kind") == "quantile" else {}
     deadline = _FormerTable(deadline_table, "strategy.deadline", former_of_deadline, lost)
 
-    is_users = ":" in kind  # the strategy is a user's class, which may have keys by former names
+    # a user's strategy class may have keys whose names are former names of fedsim's keys
+    is_users = ":" in kind
     has_former = [
         training.has_former and "kind" not in training.table,  # a former [training] had no kind
         partition.has_former,
@@ -230,13 +231,13 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     # replace the keys, table by table
     _convert_data(data)
     _convert_population(tables.get("population", {}), lost)
-    # a user's strategy without all these keys may have one of its own by such a name
+    # if a user's strategy has only some keys of these names, they may be keys of the user's
     if not is_users or strategy_table.keys() >= _ROUNDS_KEYS:
         _convert_deadline(strategy, kind)
     if kind in _CONVERSIONS:
         _CONVERSIONS[kind](strategy, tables)
     if kind == "fedprox" and "deadline" not in strategy_table:
-        strategy_table.pop("partial_work", None)  # it had no effect without a deadline
+        strategy_table.pop("partial_work", None)  # the key had no effect without a deadline
     for table in (training, partition, deadline, strategy):
         table.remove_former()
 
@@ -274,7 +275,7 @@ class _FormerTable:
         return self.table.pop(key, default)
 
     def drop(self, *keys: str) -> None:
-        """Remove former keys that had no effect, so that nothing replaces them."""
+        """Remove former keys that had no effect, and therefore need no replacement."""
         for key in keys:
             self.table.pop(key, None)
 
@@ -286,7 +287,8 @@ class _FormerTable:
     def remove_former(self) -> None:
         """Remove the former keys that are not converted yet.
 
-        A value is appended to ``lost``, unless it is the only value that is possible now.
+        Each key is appended to ``lost`` with its value, unless this version always behaves as with
+        this value.
         """
         for key, replacement in self._former.items():
             if key not in self.table:
@@ -329,8 +331,8 @@ def _convert_deadline(strategy: _FormerTable, kind: str) -> None:
         strategy: the table ``[strategy]``.
         kind: kind of the strategy.
     """
-    # the deadline was a multiple of the mean time of ``epochs`` epochs on ``devices``, counted from
-    # the event ``since``
+    # The former deadline was a multiple of the mean time that ``devices`` need for ``epochs``
+    # epochs. It began at the event ``since``.
     times = strategy.take("relative_deadline")
     epochs = strategy.take("reference_epochs", 5)
     devices = strategy.take("deadline_base", "unslowed")
@@ -356,8 +358,8 @@ def _convert_shift(strategy: _FormerTable) -> Table:
     """Remove the former keys that said after which shifts of data devices change their group.
 
     Returns:
-        ``{"shift": value}`` for the table ``strategy.moment``, which replaces these keys; empty if
-        the value is the default for this strategy.
+        ``{"shift": value}``, the replacement of these keys in the table ``strategy.moment``; empty
+        if the value is this strategy's default.
     """
     shift = strategy.take("shift_metric", "aligned_l1")
     is_dynamic = strategy.take("dynamic", default=False)
@@ -380,7 +382,7 @@ def _convert_cfl(strategy: _FormerTable, tables: Table) -> None:
         strategy.note_lost("sweep", value=True)
     if "split_rounds" in table:  # the rounds of splits were given, not found by thresholds
         strategy.drop("eps1", "eps2", "eps1_relative", "eps2_ratio")
-    # a threshold was derived from a factor unless it was given; only one factor is possible now
+    # A threshold that was not given was derived from a factor. This version has a fixed factor.
     factors = (("eps1", "eps1_relative", 0.2), ("eps2", "eps2_ratio", 2.5))
     for threshold, former_key, present_factor in factors:
         factor = strategy.take(former_key, present_factor)

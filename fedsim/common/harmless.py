@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-_LONGEST = 80  # most characters of a name
+_LONGEST = 80  # greatest length of a name (characters)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$^])")
 _FORMULA = ("=", "+", "-", "@")  # first characters of formulas in spreadsheets
 
@@ -81,5 +81,5 @@ def for_csv(text: str) -> str:
 
 
 def for_markdown(line: str) -> str:
-    """Escape a line for Markdown, and for HTML that is made from it."""
+    """Escape a line for Markdown, and for HTML that is made from the Markdown."""
     return _MARKDOWN.sub(r"\\\1", html.escape(line, quote=False))

@@ -13,7 +13,7 @@ UNIONS = (Union, UnionType)
 # names of the classes that a user may nest in a strategy class, and that fedsim uses too
 _HALVES = ("Client", "Params", "Half")
 METHODS = (classmethod, staticmethod)
-_KEY = object()  # stands for a key of a spec in the result of ``_attributes_of``
+_KEY = object()  # in the result of ``_attributes_of``, the value of a key of a scenario table
 
 
 class Override(NamedTuple):
@@ -23,7 +23,7 @@ class Override(NamedTuple):
         name: name of the attribute.
         own: the attribute of the user's class.
         base: the attribute of the fedsim class.
-        root_class: the first fedsim class that has the attribute.
+        root_class: the most general fedsim class that has the attribute.
     """
 
     name: str
@@ -47,8 +47,9 @@ class Override(NamedTuple):
 def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> None:
     """Check that a user's class has the methods that fedsim calls (hooks), in a usable form.
 
-    A method has a wrong form if it cannot be called as the method of the fedsim class can, for
-    example with other parameters. Nested classes (``Client``, ``Params``) are checked too.
+    A method has a wrong form if it does not accept the calls that the fedsim class's method
+    accepts, such as a method with other parameters. Nested classes (``Client``, ``Params``) are
+    checked, too.
 
     Args:
         user_class: the class.
@@ -67,7 +68,8 @@ def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> 
     for half in halves_of(user_class):  # the class and its nested classes
         _refuse_former_hooks(half, key, like)
         for name, own, base, _root_class in overrides(half, like):
-            form = _required_form(own, base)  # empty if the user's attribute has this form
+            # the form that the attribute must have; empty if it has that form
+            form = _required_form(own, base)
             if form:
                 place = home_of(function_of(own)) or home_of(half)
                 raise ScenarioError(
@@ -90,7 +92,7 @@ def _refuse_former_hooks(half: type, key: str, like: type | None) -> None:
     Args:
         half: the user's class, or a class nested in it.
         key: the key of a scenario that names the user's class.
-        like: a fedsim class that counts as its base.
+        like: a fedsim class that counts as a base of ``half``.
     """
     former: dict[str, str] = {}
     for parent in (*half.__mro__, like):
@@ -118,8 +120,8 @@ def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
     if like is not None and like not in parents:
         parents.append(like)
     fedsim_parents = [parent for parent in parents if _is_fedsims(parent)]
-    # The method resolution order has an attribute before the attributes that it overrides. So the
-    # user's attributes are collected, until a class of fedsim has one of the same name.
+    # In the method resolution order, a class comes before the classes whose attributes it
+    # overrides. So a user's attribute is stored until a fedsim class with that attribute comes.
     for parent in parents:
         if not _is_fedsims(parent):
             user_attributes = {**_attributes_of(parent), **user_attributes}
@@ -127,7 +129,7 @@ def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
         for name, base in vars(parent).items():
             if name in user_attributes and not name.startswith("_"):
                 owners = [ancestor for ancestor in fedsim_parents if name in vars(ancestor)]
-                # the last owner has introduced the attribute
+                # the last owner is the class that has introduced the attribute
                 yield Override(name, user_attributes.pop(name), base, root_class=owners[-1])
 
 
@@ -135,7 +137,7 @@ def _attributes_of(user_class: type) -> dict[str, object]:
     """Return the attributes that a class itself defines, without inherited attributes.
 
     Returns:
-        Name -> value; the marker ``_KEY`` in place of the value for a key of a scenario's table.
+        Name -> value. A key of a scenario's table has the marker ``_KEY`` instead of its value.
     """
     attributes = dict(vars(user_class))
     fields = getattr(user_class, "model_fields", ())
@@ -176,7 +178,7 @@ def _retyped_keys(spec: type) -> Iterator[tuple[str, object, object]]:
     fedsim_spec = next(parent for parent in spec.__mro__ if _is_fedsims(parent))
     for name, inherited in getattr(fedsim_spec, "model_fields", {}).items():
         own_type = spec.model_fields[name].annotation
-        is_dropped = own_type is NoneType  # the user's table does not have the key
+        is_dropped = own_type is NoneType  # the annotation None removes an inherited key
         if name == "kind" or is_dropped:
             continue
         if not _is_narrower(own_type, inherited.annotation):
@@ -267,7 +269,8 @@ def _required_form(own: object, base: object) -> str:
         return "" if is_right else _form_of(base)
     is_own_method = isinstance(own, FunctionType)
     if isinstance(base, property | cached_property):
-        is_wrong = is_own_method or own is _KEY  # a key has its value only in an instance
+        # a key has no value in the class, only in an instance
+        is_wrong = is_own_method or own is _KEY
         return "a property (@property), or a ClassVar" if is_wrong else ""
     is_base_value = not callable(base) and not isinstance(base, METHODS)
     if is_base_value and is_own_method:
@@ -280,7 +283,7 @@ def _accepts_calls_of(own: FunctionType, base: FunctionType) -> bool:
 
     This is tested by a call with all parameters of ``base``, in the kinds that ``base`` gives them.
     """
-    arguments = []  # any objects will do: here the parameters themselves
+    arguments = []  # the parameters themselves serve as arguments, as any objects would do
     options = {}
     for parameter in inspect.signature(base).parameters.values():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):

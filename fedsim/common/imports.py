@@ -49,8 +49,8 @@ def code_from_file(allow_code: bool) -> Iterator[None]:
     validates the file within the context. An import path that is not allowed raises
     ``ScenarioError`` there (``refuse_unless_allowed``).
 
-    If ``allow_code`` is true, all paths are allowed. If it is false, only code of the installed
-    packages that the user's configuration lists is allowed.
+    If ``allow_code`` is true, all import paths are allowed. If it is false, only code of the
+    installed packages that the user's configuration lists is allowed.
 
     Args:
         allow_code: whether the user trusts the file, so that any code that it names may be
@@ -74,8 +74,8 @@ def is_allowed() -> bool:
 def refuse_unless_allowed(path: str, key: str) -> None:
     """Check that an import path is well formed, and that its code may be imported; import nothing.
 
-    Within ``code_from_file`` only code of packages that the user's configuration lists is allowed,
-    unless ``allow_code`` is true; elsewhere all code is.
+    Within ``code_from_file``, without ``allow_code``, only code of packages that the user's
+    configuration lists is allowed. Otherwise all code is allowed.
 
     Args:
         path: the import path.
@@ -84,7 +84,7 @@ def refuse_unless_allowed(path: str, key: str) -> None:
     Raises:
         ScenarioError: ``path`` is not an import path, or its code is not allowed.
     """
-    module, colon, name = path.rpartition(":")  # ``module``: its dotted name, or a file
+    module, colon, name = path.rpartition(":")  # ``module`` is a dotted name or a file's path
     is_script = module.endswith(".py")
     module_names = [Path(module).stem] if is_script else module.split(".")
     is_well_formed = colon and all(part.isidentifier() for part in (name, *module_names))
@@ -208,7 +208,7 @@ def import_trusted(path: str, key: str) -> Any:
     file, _, name = path.rpartition(":")  # ``file`` may be the dotted name of a module
     try:
         module = import_module(_module_name(file))
-    except (Exception, SystemExit) as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ImportError):
             reason = str(error)
@@ -230,7 +230,7 @@ def entry_points_of(group: str) -> dict[str, str]:
     for distribution in distributions(path=_installed_folders()):
         points += distribution.entry_points.select(group=group)
     paths = {}
-    for point in reversed(points):  # of two entry points of a name, the first counts
+    for point in reversed(points):  # if two entry points have one name, the first one counts
         package = point.module.partition(".")[0]
         if _is_installed(package):
             paths[point.name] = point.value
@@ -252,7 +252,7 @@ def _allowed_packages() -> list[str]:
     Raises:
         ScenarioError: the configuration is malformed.
     """
-    names: object = []  # as the configuration has them
+    names: object = []  # value of ``allow_code`` in the configuration, not validated yet
     try:
         with suppress(OSError):  # the user has no configuration
             names = read_toml(_config()).get("allow_code", [])
@@ -290,8 +290,8 @@ class _PermittedFinder(MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of a top-level module in an allowed file or folder, else None.
 
-        A module that an allowed module imports may be found beside that module. Its folder is then
-        stored, so that its own imports are found too.
+        If an allowed module imports another module from its folder, the imported module becomes
+        allowed, too. So the imports of that module are also found.
 
         Args:
             name: name of the module.
@@ -304,7 +304,7 @@ class _PermittedFinder(MetaPathFinder):
         location = self.locations.get(name) or self.locations.get(_importer())
         if location is None:
             return None
-        if name.startswith(_FILE_PREFIX):  # a user's file, of which only the path is known
+        if name.startswith(_FILE_PREFIX):  # a module that fedsim loads from a file by its path
             return spec_from_file_location(name, location) if name in self.locations else None
         folder = str(Path(location).parent) if location.endswith(".py") else location
         spec = PathFinder.find_spec(name, [folder])
@@ -332,7 +332,7 @@ def module_locations() -> dict[str, str]:
         if not origin:  # a package without ``__init__.py`` has folders instead of a file
             origin = next(iter(getattr(module, "__path__", ())), None)
         places = (f"{folder}/{name}.py", f"{folder}/{name}/__init__.py", f"{folder}/{name}")
-        if origin in places:  # imported from the working directory
+        if origin in places:  # the module was imported from the working directory
             locations.setdefault(name, folder)
     return locations
 
@@ -350,7 +350,7 @@ def adopt_module_locations(locations: dict[str, str]) -> None:
 def _importer() -> str:
     """Return the top-level name of the module whose import statement Python executes now.
 
-    It is read from the call stack of the finder; empty if there is no such module.
+    The name is read from the call stack of the finder; it is empty if there is no such module.
     """
     frame: FrameType | None = sys._getframe(2)  # the caller of ``find_spec``, in importlib
     while frame is not None:
@@ -385,7 +385,7 @@ def _module_name(file: str) -> str:
         return name
     package = file.partition(".")[0]
     if package not in sys.modules and find_spec(package) is None:
-        folder = str(Path.cwd())  # on Python's path only if the program was started so
+        folder = str(Path.cwd())  # Python's search path has this folder only in some programs
         if PathFinder.find_spec(package, [folder]):
             _finder.locations[package] = folder
     return file
@@ -393,15 +393,15 @@ def _module_name(file: str) -> str:
 
 def _is_installed(package: str) -> bool:
     """Whether a package is installed outside the working directory; imports nothing."""
-    if package in _finder.locations:  # a user's module
+    if package in _finder.locations:  # a user's module that fedsim has imported
         return False
-    if package in sys.modules:  # imported already by the program
+    if package in sys.modules:  # the program has already imported the package
         return getattr(sys.modules[package], "__file__", None) is not None
     installed = PathFinder.find_spec(package, _installed_folders())
     for finder in sys.meta_path:  # a package installed as editable has a finder of its own
         if installed is None and finder is not PathFinder:
             installed = finder.find_spec(package, None)
-    # what an import would find: a module of the same name in the working directory may come first
+    # the module that an import would find, which may be one of that name in the working directory
     imported = find_spec(package)
     if installed is None or imported is None or installed.origin is None:
         return False

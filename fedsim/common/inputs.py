@@ -71,7 +71,8 @@ def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None
 def copy_of(reference: Reference) -> Path | None:
     """Return the path of the copy that is read in place of a file named in a scenario.
 
-    None, for the file itself, if the call is not within ``copied_files`` or the file has no copy.
+    The result is None if the call is not within ``copied_files``, or if the file has no copy. The
+    file itself is then to be read.
 
     Args:
         reference: the file, a pair of its path in the scenario and ``data.root``.

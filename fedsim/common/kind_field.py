@@ -43,7 +43,7 @@ class KindField:
     """Pydantic annotation of a scenario key whose value is one of several kinds.
 
     The value is the name of a kind, a table with the key ``kind``, or a ``Spec`` instance. The
-    attributes allow short forms of the table in addition.
+    attributes of the annotation allow further short forms of the table.
 
     Attributes:
         registry: the allowed kinds.
@@ -73,7 +73,8 @@ class KindField:
             PydanticCustomError: the value describes no kind of this registry.
         """
         if isinstance(value, Spec) and self.registry.holds(value):
-            with _part_errors():  # a user's class is checked, and its methods too from now on
+            # checks a user's class, and makes its methods check their results from now on
+            with _part_errors():
                 self.registry.guard(type(value), "kind")
             return value
         table = self._table_of(value)
@@ -121,13 +122,13 @@ class KindField:
         """
         if isinstance(value, Mapping):
             return self._with_implied_kind(value)
-        if self.by_device and isinstance(value, list):  # a value for each device
+        if self.by_device and isinstance(value, list):  # the list has a value for each device
             return {"kind": "list", "values": value}
         if isinstance(value, str) and self._stands_for_kind(value):
             return {"kind": value}
         if self.bare is None:
             raise PydanticCustomError("part", "must be the name of a kind, or a table with one", {})
-        return {self.bare: value}  # the value of a key of the usual kind, such as ``time``
+        return {self.bare: value}  # a plain value sets a key of the usual kind, such as ``time``
 
     def _with_implied_kind(self, table: Mapping[str, object]) -> Mapping[str, object]:
         """Return a table with the kind ``file`` or ``by-kind`` if its keys imply it."""
@@ -238,6 +239,6 @@ def _specs(annotation: object, metadata: Iterable[object]) -> dict[str, type[Spe
         kind = annotation.model_fields.get("kind")
         return {"" if kind is None else str(kind.default): annotation}
     specs: dict[str, type[Spec]] = {}
-    for member in get_args(annotation):  # of a union, or of ``Annotated``
+    for member in get_args(annotation):  # members of a union, or arguments of ``Annotated``
         specs |= _specs(member, getattr(annotation, "__metadata__", ()))
     return specs

@@ -75,14 +75,14 @@ def usable_gpus(system: Path = _SYSTEM) -> list[str]:
         return [str(number) for number in range(len(folders))]
     names = []
     for name in visible.split(","):
-        if name.strip() in ("", "-1"):  # CUDA ignores what follows
+        if name.strip() in ("", "-1"):  # CUDA ignores this entry and all later entries
             break
         names.append(name.strip())
     return names
 
 
 class GpuShares:
-    """Distribution of GPUs among processes, so that each GPU has about the same count of them.
+    """Distribution of processes over GPUs, so that all GPUs have about equally many processes.
 
     Several threads may use an object at once.
 
@@ -104,7 +104,7 @@ class GpuShares:
             if not self._counts:
                 return None
             gpu = min(self._counts, key=self._counts.__getitem__)
-            self._counts[gpu] += 1  # processes that use it
+            self._counts[gpu] += 1  # count of processes that use the GPU
             return gpu
 
     def give_back(self, gpu: str | None) -> None:
@@ -156,7 +156,7 @@ def return_memory() -> None:
     stays after each of many large ones, the large ones cost memory even after they are freed.
     """
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # a function that only glibc has
         if trim is not None:
             trim(0)
 
@@ -191,7 +191,8 @@ def _group_path(system: Path) -> str:
     """Return this process's control group as a path in ``/sys/fs/cgroup``; empty without one."""
     for line in (_text(system / "proc/self/cgroup") or "").splitlines():
         hierarchy, _, path = line.partition("::")
-        if hierarchy == "0" and ".." not in path.split("/"):  # '..': outside the namespace
+        # hierarchy 0 is version 2; a path with ``..`` is outside of this process's namespace
+        if hierarchy == "0" and ".." not in path.split("/"):
             return path.strip("/")
     return ""
 
@@ -207,8 +208,8 @@ def _cores_of_quota(text: str) -> int:
     """Return how many whole cores a control group's quota of processor time grants.
 
     Args:
-        text: content of ``cpu.max``: quota and period (microseconds), or ``max`` for no quota, for
-            which all cores of the machine are returned.
+        text: content of ``cpu.max``: quota and period (microseconds), or ``max`` and the period if
+            there is no quota. The function then returns ``sys.maxsize``.
     """
     fields = text.split()
     if len(fields) != 2 or not all(field.isdecimal() for field in fields) or int(fields[1]) == 0:
@@ -219,8 +220,8 @@ def _cores_of_quota(text: str) -> int:
 def _slurm_cores() -> int | None:
     """Return the count of cores that Slurm gives to each task of its job.
 
-    If that is not set, it is the count of the job's cores on this node. None outside of a Slurm
-    job.
+    If the user has set no count per task, return the count of the job's cores on this node. None
+    outside of a Slurm job.
     """
     per_task = _slurm_number("SLURM_CPUS_PER_TASK")
     if per_task is not None:
@@ -231,7 +232,7 @@ def _slurm_cores() -> int | None:
 def _slurm_memory() -> int | None:
     """Return the memory (bytes) of this process's Slurm job on this node; None if it is unknown.
 
-    Slurm sets the memory of a node or of a core (MiB), whichever the user has asked for.
+    Slurm states the memory per node or per core (MiB), depending on the user's request.
     """
     per_node = _slurm_number("SLURM_MEM_PER_NODE")
     if per_node is not None:
@@ -260,4 +261,4 @@ def _slurm_number(name: str) -> int | None:
     if "SLURM_JOB_ID" not in os.environ or not text.isdecimal():
         return None
     number = int(text)
-    return None if number == 0 else number  # 0 MB: all memory of the node
+    return None if number == 0 else number  # 0 MB means all memory of the node

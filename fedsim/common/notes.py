@@ -9,7 +9,7 @@ _collected: ContextVar[list[str] | None] = ContextVar("_collected", default=None
 
 @contextmanager
 def collected_notes() -> Iterator[list[str]]:
-    """Context manager that collects remarks for the user: yields a list, to which ``note`` appends."""
+    """Context manager that yields a list, to which ``note`` appends remarks for the user."""
     notes: list[str] = []
     token = _collected.set(notes)
     try:

@@ -34,12 +34,13 @@ class Registry:
         base: import path of the class that all kinds inherit; empty if users cannot add a kind.
         known: built-in kinds: name -> pair of the class (or its import path) and the title that
             ``fedsim list`` shows.
-        usual: the kind of a table without ``kind``; None if the table must have a ``kind``.
+        usual: name of the kind that a table without the key ``kind`` has; None if the key is
+            required.
         key: dotted name of the scenario's key for the part, such as ``strategy.selection``, in
             messages about a user's class.
-        quantity: type of the values, such as ``Seconds``, of built-in kinds that are generic
-            classes: ``class_of`` returns ``Constant[Seconds]`` for ``Constant``. None if no kind is
-            generic.
+        quantity: type of the values, such as ``Seconds``, for built-in kinds that are generic
+            classes: ``class_of`` returns ``Constant[Seconds]`` for the class ``Constant``. None if
+            no kind is generic.
     """
 
     called: str
@@ -92,11 +93,12 @@ class Registry:
         """
         kinds: dict[str, str | type[Spec]] = {}
         if self.group is not None:
-            # spelling of the group until 2026, which setuptools refuses
+            # spelling of the group before 2026, which setuptools refuses
             earlier_group = self.group.replace("_", "-")
             kinds |= entry_points_of(earlier_group)
             kinds |= entry_points_of(self.group)
-        for name, (source, _title) in self.known.items():  # no package replaces a built-in kind
+        # added last, so that no package replaces a built-in kind
+        for name, (source, _title) in self.known.items():
             kinds[name] = source
         return kinds
 
@@ -145,14 +147,14 @@ class Registry:
         return kind_class
 
     def guard(self, kind_class: type, class_key: str) -> None:
-        """Check the form of a user's class, and let its methods check their results.
+        """Check the form of a user's class, and change its methods so that they check their results.
 
-        A method has a wrong form if it cannot be called as the method of the base class can. The
-        class is changed: from now on a method that returns a wrong value raises an error with a
-        clear message. Classes of fedsim remain unchanged.
+        A method has a wrong form if it does not accept the calls that the base class's method
+        accepts. After the change, a method that returns a wrong value raises an error with a clear
+        message. Classes of fedsim are not changed.
 
         Args:
-            kind_class: the class of a kind.
+            kind_class: the class of a kind, a user's or fedsim's.
             class_key: dotted name of the scenario's key that names the class, for errors about the
                 form of methods.
 
@@ -205,8 +207,8 @@ class Registry:
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
         """Return the class that validates a scenario's TOML table with the given ``kind``.
 
-        For a kind that is not built in, it is a subclass of the kind's class that accepts any text
-        as ``kind``, because the table may have an import path there.
+        For a kind that is not built in, the result is a subclass of the kind's class. It accepts
+        any text as ``kind``, because the table may have an import path there.
 
         Args:
             kind: name of a kind, or import path of a user's class.

@@ -194,7 +194,7 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
 def is_of_type(hint: object) -> Check:
     """Make a check of whether a value has an annotated type.
 
-    Elements of lists and mappings are not checked.
+    The elements of lists and mappings are not checked.
 
     Args:
         hint: the type, as in an annotation.
@@ -223,7 +223,7 @@ def is_of_type(hint: object) -> Check:
     if kind is Sequence:
         return _is_sequence
     if not isinstance(kind, type) or kind in (Any, type) or is_typeddict(kind):
-        return lambda value: True  # it is no class that ``isinstance`` can check
+        return lambda value: True  # ``isinstance`` cannot check this type
     if getattr(kind, "_is_protocol", False):
         return _make_method_check(kind)
     return lambda value: isinstance(value, kind)
@@ -236,14 +236,14 @@ def _is_sequence(value: object) -> bool:
 def _make_number_check(kind: type) -> Check:
     def check(value: object) -> bool:
         is_number = isinstance(value, kind) and not isinstance(value, bool)
-        return is_number and bool(value == value)  # not NaN
+        return is_number and bool(value == value)  # the comparison is False for NaN
 
     return check
 
 
 def _make_tuple_check(arguments: tuple[object, ...]) -> Check:
     """Make a check for a type of tuples by its arguments, such as ``(int, str)`` or ``(int, ...)``."""
-    if arguments[1:] == (...,):  # any count of entries of one type; a list will do
+    if arguments[1:] == (...,):  # any count of entries of one type; a list is accepted, too
         is_right = is_of_type(arguments[0])
         return lambda value: isinstance(value, tuple | list) and all(map(is_right, value))
     checks = [is_of_type(argument) for argument in arguments]
@@ -291,8 +291,8 @@ def _hint_of(override: Override) -> object:
         override: the method or attribute that replaces one of fedsim's.
 
     Returns:
-        The type by the annotation in the first fedsim class that has the method or attribute;
-        ``Any`` if there is none.
+        The annotated type in the most general fedsim class that has the method or attribute;
+        ``Any`` if it has no annotation.
     """
     function = function_of(override.root_attribute)
     try:
@@ -300,7 +300,7 @@ def _hint_of(override: Override) -> object:
             hint = get_type_hints(function).get("return", Any)
         else:
             hint = get_type_hints(override.root_class).get(override.name, Any)
-    except NameError:  # the annotation names a class that is imported for type checking alone
+    except NameError:  # the annotation names a class that is imported only for type checking
         return Any
     if get_origin(hint) is ClassVar:
         hint = get_args(hint)[0]
@@ -315,7 +315,7 @@ class HookRule:
     Attributes:
         key: key of the scenario that names the class.
         name: the method or attribute with its class, such as ``Mine.select``.
-        place: the file and line of the name, for messages.
+        place: file and line at which the method or its class is defined, for messages.
         hint: the annotated type, in the fedsim class.
         returns: the allowed values of this type, as the fedsim class has declared them.
         error_type: type of the errors.
@@ -419,13 +419,14 @@ class HookRule:
 def guard(user_class: type, key: str, class_key: str = "", like: type | None = None) -> None:
     """Change a user's class so that wrong return values of its methods raise clear errors.
 
-    Classes within it that fedsim calls too, such as ``Client``, are changed as well.
+    Nested classes that fedsim also calls, such as ``Client``, are changed as well.
 
     Args:
         user_class: the class.
         key: key of the scenario that is named in later errors, when a method has returned a wrong
             value.
-        class_key: key of the scenario that is named in errors of this call; empty for ``key``.
+        class_key: key of the scenario that is named in errors that this call raises; if empty,
+            ``key`` is named.
         like: a fedsim class that counts as a base of ``user_class``, which need not inherit it.
 
     Raises:
@@ -436,7 +437,8 @@ def guard(user_class: type, key: str, class_key: str = "", like: type | None = N
         for override in overrides(half, like):
             root = override.root_attribute
             is_method = callable(root) or isinstance(root, METHODS)
-            if override.is_value and not is_method:  # a value is checked now, results later
+            # a plain value is checked now, the results of a method when it is called
+            if override.is_value and not is_method:
                 rule = HookRule.of(override, half, class_key or key)
                 rule.check(override.own, verb="is")
             _guard_hook(half, override, key)
@@ -452,10 +454,10 @@ def _guard_hook(half: type, override: Override, key: str) -> None:
     """
     own = override.own
     function = function_of(own)
-    # values were checked already; class methods and static methods are not checked
+    # plain values were checked by ``guard``; class methods and static methods are not checked
     if not isinstance(function, FunctionType) or isinstance(own, METHODS):
         return
-    # the class that defines the method: ``half``, or a base class of the user
+    # the class that defines the method: ``half``, or a base class of ``half``
     owner = next(parent for parent in half.__mro__ if override.name in vars(parent))
     rule = HookRule.of(override, owner, key)
     if rule.allows_anything or (owner, override.name) in _guarded_hooks:
@@ -477,7 +479,7 @@ def _add_checks(own: FunctionType, rule: HookRule) -> Callable[..., object]:
     @wraps(own)
     def hook(*arguments: object, **options: object) -> object:
         # the states are compared after the call only if the rule restricts random draws
-        states = generator_states() if rule.returns.allowed_draws else {}  # before the call
+        states = generator_states() if rule.returns.allowed_draws else {}
         value = own(*arguments, **options)
         if rule.is_of_sequence and isinstance(value, Iterator):
             value = tuple(value)  # as an iterator can be read only once

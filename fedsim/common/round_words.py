@@ -7,7 +7,7 @@ from fedsim.common.harmless import clean
 
 ROUND = "round"
 """Usual noun for a row of the table of rounds."""
-_LONGEST = 30  # most characters of a noun
+_LONGEST = 30  # greatest length of a noun (characters)
 
 
 def round_word(summary: Mapping[str, object]) -> str:

@@ -31,8 +31,8 @@ SAVED_FORMS: dict[type, SavedForm] = {}
 def saved(*, omit: tuple[str, ...] = ()) -> Callable[[C], C]:
     """Register the decorated class, whose objects checkpoints then save field by field.
 
-    Objects of the class's subclasses are not saved, unless these are registered too. The decorator
-    comes above ``@dataclass``, because ``slots=True`` makes another class.
+    Objects of a subclass are saved only if the subclass is registered, too. The decorator has to be
+    above ``@dataclass``, because ``slots=True`` makes another class.
 
     Args:
         omit: fields that are not saved, such as callbacks and alarms. The code that restores the

@@ -14,9 +14,9 @@ from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 
-# for each tier of devices: its share of all devices, least and most samples of a device
+# for each tier of devices: its share of all devices, and the least and the greatest count of samples
 _LONG_TAIL = ((0.4, 100, 300), (0.3, 300, 500), (0.2, 500, 1000), (0.1, 1000, 3000))
-_MOST = 1_000_000_000  # most samples of one device
+_MOST = 1_000_000_000  # greatest count of samples of one device
 
 
 class UniformSizes(Spec):
@@ -63,8 +63,8 @@ class LongTailSizes(Spec):
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Draw the count of training samples of each device.
 
-        Each range of counts, such as 100 to 300 samples, has its exact share of the devices up to
-        rounding, such as 40 %.
+        Each range of counts, such as 100 to 300 samples, gets exactly its share of the devices,
+        such as 40 %, except for rounding.
 
         Args:
             devices: count of devices.
@@ -73,9 +73,9 @@ class LongTailSizes(Spec):
         Returns:
             Counts, int64 [devices].
         """
-        shares, lows, highs = zip(*_LONG_TAIL, strict=True)  # of each tier
+        shares, lows, highs = zip(*_LONG_TAIL, strict=True)  # one entry for each tier
         tier_ends = np.round(np.cumsum(shares) * devices).astype(np.int64)
-        tier_sizes = np.diff(tier_ends, prepend=0)  # counts of devices
+        tier_sizes = np.diff(tier_ends, prepend=0)  # count of devices in each tier
         tier_of_device = generator.permutation(np.repeat(np.arange(len(shares)), tier_sizes))
         low = self._scale_bounds(lows)[tier_of_device]
         high = self._scale_bounds(highs)[tier_of_device]

@@ -1,8 +1,8 @@
 """``Spec``, the base class of every table of a scenario.
 
 A spec is a frozen pydantic model, for which unknown keys and wrong types are errors. It holds the
-values of a table, and implements the rule of which these values are the parameters. For example,
-``Renewal`` holds mean times and samples availability.
+values of a table, and has methods that compute with these values. For example, ``Renewal`` holds
+mean times, and draws the times at which devices are available.
 """
 
 import ast
@@ -36,7 +36,8 @@ def _refuse_values_by_device(value: object) -> object:
     """Return the value of a key that takes one value for all devices.
 
     Raises:
-        PydanticCustomError: the value is a table or a list, as keys with a value per device take.
+        PydanticCustomError: the value is a table or a list. Only keys that allow a different value
+            for each device take these.
     """
     if not isinstance(value, dict | list):
         return value
@@ -58,7 +59,7 @@ Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 
 _ATTRIBUTE = re.compile(
     r"^    (\w[\w, ]*): ((?:.*\n?)(?:\n|     .*\n?)*)", re.MULTILINE
-)  # entry under "Attributes:" in a docstring: names and description
+)  # matches an entry under "Attributes:" in a docstring: names and description
 
 
 def _format_value(value: object) -> str:
@@ -74,7 +75,8 @@ class OnlyWith:
     """Annotation of a scenario key that has an effect only if another key has certain values.
 
     Args:
-        modes: the other keys of the table, at least one of which must have one of ``values``.
+        modes: names of the other keys of the table. The annotated key has an effect if at least
+            one of them has one of ``values``.
         values: values of these keys, or kinds of their tables; by default any true value.
     """
 
@@ -136,7 +138,7 @@ class Spec(BaseModel):
 
     @classmethod
     def with_present_names(cls, data: Mapping[str, object]) -> dict[str, object]:
-        """Return a table whose earlier names of keys are replaced by the present names.
+        """Return a table in which earlier names of keys are replaced by the present names.
 
         Args:
             data: the table as it was written.
@@ -162,10 +164,10 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: object) -> object:
-        """Raise an error for an unknown key, which lists the allowed keys and names the nearest.
+        """Raise an error for an unknown key; its message lists the allowed keys and the nearest one.
 
         Returns:
-            The table in the present names of keys; -0.0 becomes 0.0.
+            The table with the present names of keys; values -0.0 become 0.0.
         """
         if not isinstance(data, dict):
             return data
@@ -174,7 +176,8 @@ class Spec(BaseModel):
             if key in cls.instead and data[key] is not None:
                 raise _refusal_of_former(str(key), cls.instead[key])
             if key not in cls.model_fields:
-                accepted = [name for name in cls.model_fields if name in cls.takes()]  # in order
+                # in the order of the class's fields
+                accepted = [name for name in cls.model_fields if name in cls.takes()]
                 names = ", ".join(accepted)
                 hint = hint_for_key(str(key)) or nearest(str(key), accepted)
                 raise PydanticCustomError(
@@ -182,7 +185,7 @@ class Spec(BaseModel):
                     "has the unknown key {key}; allowed are {allowed}",
                     {"key": repr(key), "allowed": f"{names}{hint}"},
                 )
-        # -0.0 + 0.0 is 0.0
+        # the sum turns -0.0 into 0.0, and leaves other numbers unchanged
         return {
             key: value + 0.0 if isinstance(value, float) else value for key, value in data.items()
         }
@@ -191,7 +194,7 @@ class Spec(BaseModel):
     def _check_modes(self) -> Self:
         """Raise an error if a key is set that has no effect with the other keys of the table.
 
-        The annotation ``OnlyWith`` of a key names the other keys and values that it needs.
+        The annotation ``OnlyWith`` of a key names the other keys and values that the key needs.
         """
         fields = type(self).model_fields
         for name, only_with in _modes_of(type(self)):
@@ -215,9 +218,10 @@ class Spec(BaseModel):
     ) -> JsonSchemaValue:
         """Return the table's JSON schema for TOML editors, made from pydantic's schema.
 
-        It has descriptions from docstrings and defaults with units, and it allows no null.
+        The schema has descriptions from docstrings, and defaults with units. It does not allow
+        null, which TOML lacks.
         """
-        reference = handler(schema)  # {"$ref": name of the table}
+        reference = handler(schema)  # a dict {"$ref": name of the table}
         table = handler.resolve_ref_schema(reference)
         keys = cls._describe_keys(table["properties"])
         table["properties"] = keys
@@ -231,7 +235,7 @@ class Spec(BaseModel):
         """Return the schemas of the table's keys, with their descriptions and defaults.
 
         Args:
-            properties: pydantic's schemas by key, also of inherited keys that the table lacks.
+            properties: pydantic's schemas by key, including inherited keys that the table lacks.
         """
         descriptions = attribute_descriptions(cls)
         defaults = cls.model_construct().model_dump(mode="json", exclude_none=True, warnings=False)
@@ -298,7 +302,7 @@ def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
 def _options_of(schema: JsonSchemaValue) -> list[JsonSchemaValue]:
     """Return the alternatives of a value's JSON schema as a flat list.
 
-    The alternative null is left out, and so are defaults and the titles that pydantic invents.
+    Left out are the alternative null, defaults, and the titles that pydantic makes.
     """
     alternatives = schema.get("anyOf") or schema.get("oneOf")
     if alternatives is not None:

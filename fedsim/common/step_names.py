@@ -1,6 +1,6 @@
 """Names of the kinds of steps that fedsim has, as in the column ``step`` of records.
 
-Users add kinds of steps of their own (``TaskStep``).
+A user adds a kind of step by a subclass of ``TaskStep``.
 """
 
 DOWNLOAD = "download"

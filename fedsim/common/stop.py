@@ -19,15 +19,15 @@ class StopSpec(Spec):
         simulated_time: simulated time at which the run ends.
         accuracy: goal for the test accuracy (0 to 1). The run ends at the first evaluation that
             reaches it.
-        metrics: metric (or ``loss``) -> goal; the run ends at the first evaluation at which one of
-            them reaches its goal or a better value.
+        metrics: name of a metric (or ``loss``) -> goal. The run ends at the first evaluation at
+            which one of the metrics reaches its goal or a better value.
         patience: count of rounds without progress after which the run ends, at the next evaluation.
-            None: the run does not end for this reason. An evaluation is progress if ``monitor`` is
-            better than at the last progress by more than ``min_delta``.
+            None: the run does not end for this reason. An evaluation is progress if the value of
+            ``monitor`` is better than at the last progress by more than ``min_delta``.
         monitor: the measure that is compared by ``patience`` and ``evaluation.keep_best``:
             ``accuracy``, ``loss`` or a metric. None: the accuracy, or the loss if the objective has
             no accuracy.
-        min_delta: the difference that ``patience`` disregards.
+        min_delta: the greatest improvement of ``monitor`` that does not count as progress.
     """
 
     rounds: int | None = Field(default=None, ge=1)

@@ -1,8 +1,8 @@
-"""Keyed randomness, in which every draw is a function of the seed, a purpose and IDs.
+"""Keyed random numbers: the seed, a purpose (text) and IDs determine every draw.
 
 No draw depends on another draw. Scalars come from a counter hash (1 us each), arrays from numpy's
-Philox (25 us for a generator). Purposes begin with ``"world/"`` or ``"strategy/"``: one seed gives
-every strategy the same world.
+Philox (25 us for a generator). Purposes begin with ``"world/"`` or ``"strategy/"``, so that with
+one seed all strategies get the same world.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of splitmix64
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
-_ID_STEP = 0xD1342543DE82EF95  # odd multiplier by which consecutive IDs are far apart
+_ID_STEP = 0xD1342543DE82EF95  # odd factor of IDs, so that consecutive IDs give distant numbers
 _UNIT = 2.0**-53
 
 shared_generators = RLock()
@@ -40,7 +40,8 @@ def generator_states() -> dict[str, object]:
     """
     with shared_generators:
         kind, words, *counts = np.random.get_state()  # noqa: NPY002
-        numpy_state = (kind, np.asarray(words).tobytes(), *counts)  # arrays have no plain ``==``
+        # bytes instead of an array, whose ``==`` gives an array
+        numpy_state = (kind, np.asarray(words).tobytes(), *counts)
         states: dict[str, object] = {
             "Python's random": random.getstate(),
             "numpy.random": numpy_state,
@@ -98,7 +99,7 @@ def _root(seed: int, purpose: str) -> int:
 
 
 def _to_uint64(numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Convert whole numbers.
+    """Convert whole numbers to uint64; -1 becomes 2^64 - 1.
 
     Raises:
         TypeError: an entry is no whole number.
@@ -149,7 +150,7 @@ class Streams:
         self.seed = seed
 
     def word(self, purpose: str, entity: int = 0, count: int = 0) -> int:
-        """Return 64 random bits, a function of the seed and the arguments.
+        """Return 64 random bits as an integer, which the seed and the arguments determine.
 
         Args:
             purpose: name of the stream.
@@ -196,7 +197,7 @@ class Streams:
             SimulationError: the purpose is no text, or a number is not whole.
         """
         try:
-            # each normal draw needs two uniform ones; + 0 raises an error if ``count`` is a text
+            # each normal draw needs two words; + 0 raises an error if ``count`` is a text
             first = 2 * count + 0
             radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, first)))
             angle = 2.0 * math.pi * self.uniform(purpose, entity, first + 1)
@@ -220,7 +221,7 @@ class Streams:
         Raises:
             SimulationError: the purpose is no text, or numbers are not whole.
         """
-        # an array even for a single count, because the product of an int may not fit into uint64
+        # always an array, as a product of Python ints would not wrap around at 2^64
         counts = np.atleast_1d(count)
         try:
             words = _hashes(_root(self.seed, purpose), _to_uint64(entities), _to_uint64(counts))
@@ -229,7 +230,7 @@ class Streams:
                 "a text, an array of whole numbers, and a whole number or an array of its shape"
             )
             raise _name_error((purpose, entities, count), allowed) from None
-        # the upper 53 bits of 64, as many as a float64 has exactly; + 0.5 excludes 0 and 1
+        # the upper 53 of 64 bits, as a float64 holds 53 bits exactly; + 0.5 excludes 0 and 1
         mantissas = (words >> 11).astype(np.float64)
         uniforms: NDArray[np.float64] = (mantissas + 0.5) * _UNIT
         return uniforms
@@ -256,7 +257,7 @@ class Streams:
             [0, 1, 2, 3, 4, 5]
         """
         try:
-            # the entropy has no negative numbers, and an ID may be -1
+            # + 1, because an ID may be -1, and numpy's entropy must not be negative
             entropy = [_root(self.seed, purpose), *(number + 1 for number in ids)]
             return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
         except (TypeError, ValueError, SimulationError):
@@ -271,7 +272,7 @@ class Shuffle:
 
     Args:
         generator: the source of random numbers.
-        remaining: n.
+        remaining: the count n of numbers in the permutation.
 
     Attributes:
         remaining: count of integers that are not drawn yet.
@@ -280,15 +281,16 @@ class Shuffle:
     def __init__(self, generator: np.random.Generator, remaining: int) -> None:
         self.remaining = remaining
         self._generator = generator
-        self._number_at: dict[int, int] = {}  # position -> integer, if it differs from the position
+        # position -> number at it, only for positions where the two differ
+        self._number_at: dict[int, int] = {}
 
     def draw(self, count: int) -> list[int]:
         """Draw the next integers of the permutation.
 
         Args:
-            count: how many to draw; all remaining ones if fewer remain.
+            count: count of integers to draw. If fewer remain, all of these are drawn.
         """
-        number_at = self._number_at  # position -> number, if they differ
+        number_at = self._number_at
         remaining = self.remaining
         numbers = []
         for variate in self._generator.random(min(remaining, count)).tolist():

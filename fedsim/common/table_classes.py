@@ -41,6 +41,6 @@ def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
 def with_any_kind(spec: type[S]) -> type[S]:
     """Return a subclass of a table's class that accepts any text as the required key ``kind``.
 
-    It is the table of a user's own class, whose ``kind`` is an import path.
+    Tables of users' classes need such a class, because their ``kind`` is an import path.
     """
     return create_model(spec.__name__, __base__=spec, __module__=spec.__module__, kind=(str, ...))

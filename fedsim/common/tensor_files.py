@@ -35,7 +35,7 @@ _CODES = {
 }
 _DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
 _RANKS = {name: rank for rank, name in enumerate(_CODES)}
-_ALIGNMENT = 8  # length of the header is a multiple of it (bytes)
+_ALIGNMENT = 8  # the length of the header is a multiple of this number (bytes)
 _LENGTH_BYTES = 8  # size of the number that states the length of the header
 _LONGEST_HEADER = 100_000_000  # limit of the format (bytes)
 
@@ -95,7 +95,7 @@ def write_tensors(path: Path, tensors: Mapping[str, AnyTensor]) -> str:
         ValueError: the format lacks a tensor's type, or the file has too many tensors for it.
         OSError: the disk is full, for example.
     """
-    # by type, so that each tensor is aligned in the file; then by name
+    # sorted by type, so that each tensor is aligned in the file, and then by name
     order = sorted(tensors, key=lambda name: (_rank(name, tensors[name]), name))
     digest = hashlib.sha256()
     with path.open("wb") as file:
@@ -131,7 +131,7 @@ def _header(order: list[str], tensors: Mapping[str, AnyTensor]) -> bytes:
         ValueError: the table is longer than the format allows.
     """
     table = {}
-    end = 0  # of the last tensor, counted from the end of the table (bytes)
+    end = 0  # end of the last tensor, counted from the end of the table (bytes)
     for name in order:
         tensor = tensors[name]
         begin = end
@@ -142,7 +142,7 @@ def _header(order: list[str], tensors: Mapping[str, AnyTensor]) -> bytes:
             "data_offsets": [begin, end],
         }
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
-    padding = -len(text) % _ALIGNMENT  # up to the next multiple
+    padding = -len(text) % _ALIGNMENT  # count of bytes up to the next multiple of ``_ALIGNMENT``
     text += b" " * padding
     if len(text) > _LONGEST_HEADER:
         raise ValueError(
@@ -205,7 +205,7 @@ class TensorFile(NamedTuple):
 
     Attributes:
         tensors: name -> tensor.
-        sha256: SHA-256 of the file, as hexadecimal digits; None if it was not asked for.
+        sha256: SHA-256 of the file, as hexadecimal digits; None if it was not computed.
     """
 
     tensors: dict[str, StoredTensor]
@@ -246,7 +246,7 @@ def _entries(
 
     Args:
         table: the table of tensors at the file's beginning, as parsed JSON.
-        start: offset of the first byte after the table, from which the table counts.
+        start: offset of the first byte after the table; offsets in the table count from there.
         size: size of the file (bytes).
 
     Raises:

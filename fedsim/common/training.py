@@ -1,7 +1,8 @@
 """Description of a local training and its time limit.
 
-A strategy describes a training, the world computes its time, and a solver carries it out. The
-models of a training are refs, whose values only the learning side reads.
+A strategy describes a training, the world computes its time, and a solver carries it out. A
+training refers to its models by ``Ref`` objects, references whose weights only the learning side
+reads.
 """
 
 from collections.abc import Iterable
@@ -35,7 +36,7 @@ CutBy = Literal["width", "rank", "adapters"]
 
 
 def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
-    """Normalise ranges of a model's parameters: join adjacent ranges, leave out empty ones.
+    """Normalise ranges of a model's parameters: join adjacent ranges, and leave out empty ranges.
 
     Args:
         ranges: pairs (begin, end) of positions in the array of all parameters of a model,
@@ -147,14 +148,14 @@ class Batching:
         if self.last != "drop":
             return samples
         in_last_batch = samples % self.size
-        # an only batch is kept; a factor instead of a branch, as ``samples`` may be an array
+        # a single incomplete batch is kept; a factor, not a branch, as ``samples`` may be an array
         has_full_batch = samples >= self.size
         return samples - in_last_batch * has_full_batch
 
     def samples_in(self, steps: int, samples: int) -> int:
-        """Return how many samples ``steps`` SGD steps process, on all batches in turn.
+        """Return how many samples ``steps`` SGD steps process, if they go through all batches.
 
-        After the last batch of an epoch the next epoch begins.
+        After the last batch of an epoch, the steps go on with the first batch of the next epoch.
 
         Args:
             steps: count of SGD steps.
@@ -179,7 +180,7 @@ class Part:
     Source: CATA-Fed.
 
     Attributes:
-        splits: how often the samples are halved.
+        splits: count of times that the samples are halved.
         number: index of the part, from 1.
         out_of: count of all samples of the device.
     """
@@ -211,7 +212,7 @@ class Contrast:
         previous: the model (a ``Ref``) from which the term pulls the trained model away; in MOON
             the result of the device's previous training.
         weight: weight of the term.
-        temperature: above 0.
+        temperature: divisor of the cosines; above 0.
     """
 
     previous: Any
@@ -259,11 +260,11 @@ class LocalSteps:
 
 
 def _check_whole(name: str, value: object, least: int) -> int:
-    """Return a count or an index of a training as a number of Python.
+    """Check a count or an index in the description of a training, and return it as an int.
 
     Args:
         name: name of the number, for the error message.
-        value: the number, which may be of numpy.
+        value: the number, of Python or numpy.
         least: the least number.
 
     Raises:
@@ -280,13 +281,14 @@ def _check_whole(name: str, value: object, least: int) -> int:
 
 @saved()
 class ModelCut(NamedTuple):
-    """Smaller model that is cut from the whole model, for devices that train a part of it.
+    """Smaller model that is cut from the whole model, for devices that train a part of the model.
 
     Attributes:
-        by: the kind of cut: ``width``, ``rank`` or ``adapters``.
-        size: with ``width``, the share of channels and units that the smaller model has; with
-            ``rank`` and ``adapters``, the rank of the adapters. With ``adapters`` the device trains
-            only the adapters.
+        by: the kind of cut. ``width``: some of the channels and units. ``rank``: the whole model
+            with low-rank adapters of a smaller rank. ``adapters``: as ``rank``, but the device
+            trains only the adapters.
+        size: with ``width``, the share (0..1) of channels and units that the smaller model has;
+            otherwise the rank of the adapters.
     """
 
     by: CutBy
@@ -317,9 +319,10 @@ class Training:
     """Local SGD on a device's own data, as a strategy describes it.
 
     The model w begins as ``start``. Each step takes a batch, and changes w by
-    w <- w - lr (gradient + mu (w - anchor) + linear). The gradient is of the batch's mean loss with
-    the contrastive term; weight decay and L2 penalty by the scenario's ``[training]`` are added.
-    With momentum, the velocity accumulates the whole sum in the parentheses.
+    w <- w - lr (gradient + mu (w - anchor) + linear). ``gradient`` is the gradient of the batch's
+    mean loss, including the contrastive term; weight decay and the L2 penalty of the scenario's
+    section ``[training]`` are added. With momentum, the velocity accumulates the whole sum in the
+    parentheses.
 
     Attributes:
         start: the model at the beginning. A ``Ref`` is a model that the device has received or
@@ -330,9 +333,9 @@ class Training:
             for the size in ``[training]``.
         part: the part of its data that the device trains on; None for all.
         proximal: the proximal term, with its mu and anchor.
-        linear: an array [d], for d parameters, that is added to every gradient (a ``Ref``); None
-            for nothing.
-        contrast: a contrastive term in the loss; None for none.
+        linear: reference (``Ref``) to an array [d], for d parameters, that is added to every
+            gradient; None to add nothing.
+        contrast: a contrastive term in the loss; None for a loss without this term.
         lr: the learning rate lr; None for the rate in ``[training]`` after its decay up to the
             present round.
         held: ranges of parameters that keep their values of ``start``: pairs (begin, end) of
@@ -420,7 +423,7 @@ class Training:
             former: the former keywords and their values.
 
         Raises:
-            TypeError: a keyword was never one.
+            TypeError: a keyword is neither a present nor a former one.
             SimulationError: the values contradict each other.
         """
         unknown = former.keys() - FIELDS_OF_TRAINING
@@ -430,7 +433,7 @@ class Training:
         if "epochs" in former:
             self.amount = LocalEpochs(former["epochs"])
         steps = former.get("steps")
-        only_batch = former.get("only_batch")  # index of the one batch of all steps
+        only_batch = former.get("only_batch")  # index of the batch on which all steps are taken
         has_epochs_and_steps = steps is not None and self.epochs != 1
         has_batch_without_steps = steps is None and only_batch is not None
         if has_epochs_and_steps or has_batch_without_steps:
@@ -500,7 +503,7 @@ class Training:
     def batching(self, usual: Batching) -> Batching:
         """Return the division into batches that this training uses.
 
-        It is ``usual``, with ``batch_size`` in place of its size if ``batch_size`` is not None.
+        The result is ``usual``; if the training has a ``batch_size``, this replaces the size.
 
         Args:
             usual: the division into batches by the scenario's section ``[training]``.
@@ -520,7 +523,7 @@ class Training:
         amount = self.amount
         if isinstance(amount, LocalEpochs) or not samples:
             return batching.taken(samples)
-        if amount.only_batch is not None:  # all steps are on one batch
+        if amount.only_batch is not None:  # all steps are taken on one batch
             return amount.count * min(batching.size, samples)
         return batching.samples_in(amount.count, samples)
 

@@ -67,9 +67,9 @@ class Quantity:
         what: name of the quantity in messages.
         units: unit -> factor to the base unit.
         least, most: smallest and largest allowed value, in the base unit.
-        infinite: whether "inf" is allowed in addition.
+        infinite: whether "inf" is also allowed.
         shown: the units in which values are written; empty for all units.
-        zero: whether 0 is allowed in addition, even if ``least`` is above 0.
+        zero: whether 0 is also allowed if ``least`` is above 0.
     """
 
     what: str
@@ -82,7 +82,7 @@ class Quantity:
 
     @property
     def _forms(self) -> dict[str, str]:
-        """Accepted spelling of each unit -> the unit of ``units`` that it means."""
+        """Accepted spelling of a unit -> the name of this unit in ``units``."""
         other_forms = {form: unit for form, unit in _USUAL_FORMS.items() if unit in self.units}
         return {unit: unit for unit in self.units} | other_forms
 
@@ -103,7 +103,8 @@ class Quantity:
             PydanticCustomError: the text is not a quantity of this kind, or is out of bounds.
         """
         value = 0.0
-        if self.zero or text != 0:  # a bare 0 that is not allowed is refused as out of bounds
+        # if 0 is not allowed, a 0 without a unit gets the error on bounds, not on the unit
+        if self.zero or text != 0:
             value = self._parse(text)
         is_allowed_zero = self.zero and value == 0
         is_allowed_infinity = self.infinite and "inf" in str(text)
@@ -127,8 +128,8 @@ class Quantity:
             raise _quantity_error(
                 "{what} needs its unit: {allowed}", what=self.what, allowed=allowed
             )
-        match = _QUANTITY.fullmatch(text)  # a number and a unit
-        units = self._forms  # spelling -> unit
+        match = _QUANTITY.fullmatch(text)  # matches a number and a unit
+        units = self._forms  # spelling -> name of the unit
         if match is None or match[2] not in units:
             hint = self._hint_at_unit(match[2]) if match else ""
             raise _quantity_error(
@@ -165,7 +166,7 @@ class Quantity:
         """
         full_name = _BPS.sub(_spell_bps, unit)  # "Mbit/s" instead of "Mbps"
         lower = full_name.lower()
-        has_bytes = "B" in full_name  # else bits
+        has_bytes = "B" in full_name  # False for a unit of bits
         same_letters = [option for option in self.units if option.lower() == lower]
         same_case = [option for option in same_letters if ("B" in option) == has_bytes]
         prefixes = [option for option in self.units if lower.startswith(option)]
@@ -178,7 +179,8 @@ class Quantity:
     def written(self, value: float) -> str:
         """Format a value with the unit that needs the fewest digits.
 
-        The text reads back to an equal float. Of several such units, the largest is used.
+        The text reads back to an equal float. If several units need equally few digits, the largest
+        of them is used.
         """
         exact_texts: list[tuple[int, float, str]] = []
         for unit, factor in self.units.items():
@@ -311,7 +313,7 @@ def unit_factor(unit: str, kind: object) -> float:
         125000.0
     """
     quantity: Quantity = get_args(kind)[1]  # ``kind`` is ``Annotated[float, quantity]``
-    forms = quantity._forms  # spelling -> unit
+    forms = quantity._forms  # spelling -> name of the unit
     if unit not in forms:
         hint = quantity._hint_at_unit(unit)
         raise ValueError(
@@ -320,7 +322,7 @@ def unit_factor(unit: str, kind: object) -> float:
     return quantity.units[forms[unit]]
 
 
-_ROUNDS_UP = 0.9995  # share of a unit that three digits round up to a whole one
+_ROUNDS_UP = 0.9995  # share of a unit from which rounding to three digits gives the whole unit
 # numbers between these are shown without decimals and exponents
 _LEAST_WHOLE = 999.5
 _MOST_WHOLE = 1e9
@@ -331,7 +333,7 @@ def show_seconds(value: float) -> str:
     """Format a time (s) for people, rounded: ``"1 h 02 min"``, ``"12.3 s"``."""
     if value < _LEAST_MINUTE_S:
         return f"{value:.3g} s"
-    # rounded to the smaller unit of each form
+    # the time is rounded to the smaller of the two units that are shown
     seconds = int(value + 0.5)
     minutes = int(value / 60 + 0.5)
     hours = int(value / 3600 + 0.5)
@@ -401,7 +403,7 @@ def show_share(share: float, decimals: int = 0) -> str:
         decimals: count of decimals.
     """
     text = f"{share:.{decimals}%}"
-    step = 10.0**-decimals  # the last decimal, in percent
+    step = 10.0**-decimals  # value of one unit in the last decimal (percent)
     is_rounded_to_0 = share > 0 and text == f"{0:.{decimals}%}"
     if is_rounded_to_0:
         return f"under {step:.{decimals}f}%"

@@ -1,7 +1,7 @@
 """Checks of the records that users' code adds to a run, by ``emit`` of server, world or clock.
 
-A wrong record ends the call with an error that names the field, so that no record of a user can
-damage the run folder, or fail only when it is written.
+A wrong record ends the call with an error that names the field. So no record of a user can damage
+the run folder, and none fails as late as when it is written.
 """
 
 import json
@@ -60,9 +60,9 @@ _JSON = "JSON: texts, numbers, True, False, None, and lists and dicts of these, 
 _FINITE_JSON = _JSON.replace("numbers", "finite numbers")
 _ENCODE = json.JSONEncoder(sort_keys=True).encode
 _ENCODE_FINITE = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
-_MOST_ENTRIES = 8  # most entries of a list that are looked at one by one
-_MOST_INTEGER = 2**63  # a bound of integers that need no encoding
-_MOST_LEVELS = 8  # most levels of lists and dicts in which an error looks for a wrong part
+_MOST_ENTRIES = 8  # longest list whose entries are checked one by one; a longer one is encoded
+_MOST_INTEGER = 2**63  # greater integers are encoded to check whether they are JSON
+_MOST_LEVELS = 8  # greatest depth of nested lists and dicts at which a wrong part is searched for
 _ENCODING_ERRORS = (TypeError, ValueError, RecursionError, OverflowError)
 
 
@@ -72,7 +72,8 @@ def check_kind(method: str, kind: object, *, is_clock: bool = False) -> str:
     Args:
         method: the method that users' code has called, such as ``Server.emit``.
         kind: the kind.
-        is_clock: whether the record is of a clock without a scenario, to which fedsim adds none.
+        is_clock: whether the record is of a clock without a scenario. fedsim itself adds no records
+            there, so that every name is allowed.
 
     Raises:
         SimulationError: the kind is not allowed.
@@ -81,7 +82,8 @@ def check_kind(method: str, kind: object, *, is_clock: bool = False) -> str:
         raise refusal(method, "kind", kind, str(NAME.allowed))
     if is_clock:
         return kind
-    source = OWN_KINDS.get(kind)  # what adds records of this kind; None if it is not fedsim's
+    # the part of fedsim that adds records of this kind; None if the kind is not fedsim's
+    source = OWN_KINDS.get(kind)
     if kind.startswith(OF_PROCESSES):
         source = "World.emit adds them"
     if source is not None:
@@ -106,8 +108,8 @@ def check_fields(
         method: the method that users' code has called, such as ``Server.emit``.
         kind: kind of the record.
         fields: the fields by name.
-        devices: count of devices, of which the field ``device`` is the index of one; None if the
-            count is unknown.
+        devices: count of devices, which the field ``device`` must be less than; None if the count
+            is unknown.
         finite: whether numbers must be finite; otherwise infinity and NaN are allowed.
 
     Returns:
@@ -124,7 +126,7 @@ def check_fields(
             is_allowed = TEXT.fits(None, value)
         else:
             is_allowed = is_index(value)
-            if not is_allowed and is_index(plain(value)):  # an integer of numpy
+            if not is_allowed and is_index(plain(value)):  # an integer of numpy is allowed, too
                 fields = {**fields, name: plain(value)}
                 continue
         if not is_allowed:
@@ -132,13 +134,13 @@ def check_fields(
     device = fields.get("device")
     if devices is not None and isinstance(device, int) and device >= devices:
         raise field_error(method, kind, "device", device, _allowed_in("device", devices))
-    # most records: known to be JSON without encoding
+    # the fields of most records are JSON, as is found here without encoding them
     if False not in [is_simple(value, finite=finite) for value in fields.values()]:
         return fields
     encode = _ENCODE_FINITE if finite else _ENCODE
     try:
         encode(fields)
-    except _ENCODING_ERRORS:  # for numbers of numpy, or for a wrong field
+    except _ENCODING_ERRORS:  # the fields have numbers of numpy, or a wrong value
         return {
             name: _plain_json(method, kind, name, value, finite=finite)
             for name, value in fields.items()
@@ -147,10 +149,10 @@ def check_fields(
 
 
 def is_simple(value: object, *, finite: bool) -> bool:
-    """Return whether a value is known to be JSON without encoding it, as most fields are.
+    """Return whether a quick check shows that a value is JSON; False if only encoding can show it.
 
     Args:
-        value: the value.
+        value: the value, such as a field of a record.
         finite: whether numbers must be finite.
     """
     kind = type(value)
@@ -162,7 +164,7 @@ def is_simple(value: object, *, finite: bool) -> bool:
         entries = cast(list[object], value)
         if len(entries) > _MOST_ENTRIES:
             return False
-        # a list in a list is encoded
+        # False for a list within a list
         return False not in [
             type(entry) is not list and is_simple(entry, finite=finite) for entry in entries
         ]
@@ -238,7 +240,7 @@ def _find_wrong_part(value: object, encode: Callable[[object], str]) -> object:
 def _find_wrong_entry(value: object, encode: Callable[[object], str]) -> object:
     """Return the first entry of a list or dict that is not JSON, or a name that is no text.
 
-    The result is None if there is none.
+    The result is None if all entries are JSON.
     """
     entries: Iterable[object] = ()
     if isinstance(value, dict):

@@ -28,7 +28,7 @@ def in_words(problem: ErrorDetails) -> str:
         case "int_type" | "int_from_float" | "int_parsing" | "int_parsing_size":
             example = 10
             if number is not None and abs(number) <= 1e9:
-                example = max(1, round(number))  # near the user's number
+                example = max(1, round(number))  # the allowed number nearest to the user's number
             return f"it must be a whole number, such as {example}"
         case "float_type" | "float_parsing":
             return f"it must be a number, such as {number or 0.5:g}"
@@ -37,11 +37,11 @@ def in_words(problem: ErrorDetails) -> str:
         case "bool_type":
             return "it must be true or false"
         case "list_type" | "tuple_type":
-            # the example is a list of the user's value, if that can be an entry
+            # the example is a list with the user's value, if that value can be an entry
             entry = value
             if isinstance(value, dict):
                 entry = 10
-            elif isinstance(value, str) and number is not None:  # a number in quotes
+            elif isinstance(value, str) and number is not None:  # the user put quotes on a number
                 entry = round(number) if number == round(number) else number
             return f"it must be a list, such as {show_value([entry])}"
         case "string_type":
@@ -56,7 +56,7 @@ def in_words(problem: ErrorDetails) -> str:
             bound = limits[name]
             is_share = isinstance(bound, float) and bound == 1 and name in ("le", "lt")
             hint = ""
-            if is_share and 1 < value <= 100:  # a percentage
+            if is_share and 1 < value <= 100:  # the user probably means a percentage
                 hint = f" (did you mean {value / 100:g}?)"
             return f"it must be {_BOUNDS[name].format(_format_bound(bound))}{hint}"
     message = problem["msg"].removeprefix("Value error, ")
@@ -94,15 +94,15 @@ def explain(
     """Format the message for an invalid scenario: key, value, allowed values, nearest valid name.
 
     Args:
-        error: the error of its validation.
+        error: the error that the validation of the scenario has raised.
         sections: the scenario as nested tables.
         whole: name of the document in the message.
     """
     first, *more = error.errors(include_url=False)
     location = first["loc"]
     message = _explain_problem(_key_path(location, sections) or whole, first)
-    # A key with alternative types has one problem per alternative. The alternatives of a word are
-    # joined in the message; all other problems are only counted.
+    # A key with alternative types has one problem per alternative. If the alternatives are allowed
+    # words, the message lists all of them; other problems are only counted.
     accepts_word = bool(location) and str(location[-1]).startswith("literal[")
     unexplained = 0
     for problem in more:
@@ -128,7 +128,7 @@ def _explain_problem(key: str, problem: ErrorDetails) -> str:
         case "unknown_key":
             return f"{key} {message}"
         case "part_kind":
-            # an error that was raised within a part may name its whole key already
+            # the message of an error from a part of the scenario may begin with the whole key
             return message if message.startswith(f"{key}.") else f"{key}.{message}"
         case "model_type":
             return (
@@ -158,10 +158,10 @@ def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
         sections: the scenario as nested tables.
     """
     keys: list[str] = []
-    value = sections  # what the scenario has at these keys
+    value = sections  # value of the scenario at the keys so far
     for depth, part in enumerate(location):
         if str(part).startswith(("~", "literal[")):
-            continue  # pydantic's label of an alternative
+            continue  # the entry is pydantic's label of an alternative, not a key
         has_key = isinstance(value, Mapping) and part in value
         has_position = isinstance(value, list) and isinstance(part, int)
         if has_key or has_position:
@@ -170,6 +170,6 @@ def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
             is_last = depth == len(location) - 1
             is_missing_key = is_last and isinstance(value, Mapping | str)
             if not is_missing_key:
-                continue  # a key that the user's shorthand value leaves out
+                continue  # the user's short form of the table does not have this key
         keys.append(str(part))
     return ".".join(keys)
