@@ -149,7 +149,7 @@ def check_fields(
 
 
 def is_simple(value: object, *, finite: bool) -> bool:
-    """Return whether a quick check shows that a value is JSON; False if only encoding can show it.
+    """Return whether a quick check shows that a value is JSON; if not, encoding must decide.
 
     Args:
         value: the value, such as a field of a record.

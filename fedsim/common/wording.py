@@ -28,7 +28,7 @@ def in_words(problem: ErrorDetails) -> str:
         case "int_type" | "int_from_float" | "int_parsing" | "int_parsing_size":
             example = 10
             if number is not None and abs(number) <= 1e9:
-                example = max(1, round(number))  # the allowed number nearest to the user's number
+                example = max(1, round(number))  # a whole number near the user's number
             return f"it must be a whole number, such as {example}"
         case "float_type" | "float_parsing":
             return f"it must be a number, such as {number or 0.5:g}"
