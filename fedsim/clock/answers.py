@@ -88,7 +88,7 @@ def answer(work: Callable[[], object]) -> Answer:
     try:
         result = work()
     except Exception as error:
-        # a pickled error has no traceback, so it is added as text
+        # a pickled error has no traceback, so the traceback is added to it as text
         error.add_note("".join(traceback.format_exception(error)))
         is_done = False
         result = error

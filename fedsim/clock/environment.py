@@ -132,7 +132,8 @@ class Alarm(Signal):
     def __init__(
         self, env: "Environment", name: Name, when: float, ring: Callable[[], object]
     ) -> None:
-        self.env = env  # faster than a call of ``Event.__init__``, which sets this attribute, too
+        # set here, as a call of ``Event.__init__`` takes longer
+        self.env = env
         self.callbacks = []
         self.name = name
         self.when = when
@@ -245,7 +246,7 @@ class Environment(simpy.Environment):
         Raises:
             SimulationError: the argument is no generator.
         """
-        # a coroutine, which SimPy takes, has no events to yield
+        # SimPy would accept a coroutine, but a coroutine cannot yield events
         if not isinstance(generator, Generator):
             raise refusal("process", "generator", generator, GENERATOR_IN_WORDS)
         return simpy.Process(self, CheckedEvents(generator, self))
@@ -295,7 +296,7 @@ class Environment(simpy.Environment):
                 if when > now:
                     return when
                 _process_next(self)
-            elif event.ring is None:  # a cancelled alarm, whose time must not be returned
+            elif event.ring is None:  # the alarm is cancelled, and its time must not be returned
                 heappop(schedule)
             elif when > now:
                 return when
@@ -421,7 +422,10 @@ class Environment(simpy.Environment):
         self._is_saved = True
 
     def alarms(self) -> Iterator[Event]:
-        """Yield all future events in the order in which they will be processed."""
+        """Yield alarms and all other future events, in the order in which they will be processed.
+
+        Cancelled alarms are left out.
+        """
         return (
             entry[3]
             for entry in sorted(self._schedule, key=lambda entry: entry[:3])

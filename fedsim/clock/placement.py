@@ -82,7 +82,7 @@ class TaskResources:
         return {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": self.memory, **self.named}
 
     def count_on(self, node: Mapping[str, float]) -> int:
-        """Return how many of these tasks a Ray node can run at once.
+        """Return how many tasks with these resources a Ray node can run at a time.
 
         Args:
             node: resources of the node: Ray's name of a resource -> amount.
@@ -100,9 +100,9 @@ class TaskResources:
             nodes: resources of each node: Ray's name of a resource -> amount.
         """
         all_nodes = [*nodes]
-        if any(map(self.count_on, all_nodes)):  # a node has room for one task at least
+        if any(map(self.count_on, all_nodes)):  # at least one node can run a task
             return
-        # if possible, the error names a single resource of which all nodes have too little
+        # if all nodes have too little of one resource, the error names only this resource
         for name, amount in self.demand.items():
             most = max((node.get(name, 0.0) for node in all_nodes), default=0.0)
             if most < amount:

@@ -24,13 +24,13 @@ _EVENTS_IN_WORDS = (
 
 
 class CheckedEvents(Generator[Event, object, object]):
-    """Generator of a SimPy process that passes on what another generator yields if it is an event.
+    """Generator of a SimPy process that wraps a user's generator and passes on only its events.
 
-    Values, exceptions and the result pass through unchanged. If the other generator yields a value
-    for which a process cannot wait, that generator is closed, and ``SimulationError`` is raised.
+    The values of events, exceptions and the result pass through unchanged. If the user's generator
+    yields a value for which a process cannot wait, it is closed, and ``SimulationError`` is raised.
 
     Args:
-        events: the generator of the process.
+        events: the user's generator.
         env: the environment of the process, to which its events have to belong.
     """
 

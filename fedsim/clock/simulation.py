@@ -533,7 +533,7 @@ class Simulation:
 
     def _finish(self) -> None:
         """Process the last events of the present instant, and call the functions of ``at_end``."""
-        self._is_over = True  # from here on, handlers of messages do not run
+        self._is_over = True  # from now on, handlers of messages do not run
         self._process_present()
         for final in self._finals:
             final()

@@ -62,7 +62,7 @@ def start(
         path=[*path, fedsim_folder], locations=module_locations(), module=module, name=name
     )
     environment = {**os.environ, **(variables or {})}
-    environment.pop("PYTHONPATH", None)  # its folders are in ``path`` already
+    environment.pop("PYTHONPATH", None)  # ``path`` already has the folders of this variable
     # -P: the working directory is not put in front of the search path
     command = [sys.executable, "-P", "-c", code, *words]
     return subprocess.Popen(command, env=environment, start_new_session=True, **options)
@@ -76,7 +76,7 @@ class WorkerProcess:
             sees.
 
     Attributes:
-        gpu: as the argument.
+        gpu: the argument of this name.
         process: the started process.
     """
 
@@ -134,7 +134,7 @@ class WorkerProcess:
         memory = io.BytesIO()
         try:
             _PlacedPickler(memory, placed, buffers.append).dump(thing)
-        except Exception as error:  # a user's class raises any kind of error
+        except Exception as error:  # pickling a user's class may raise any kind of error
             raise SimulationError(
                 f"work cannot be sent to another process: {type(error).__name__}: {error}; "
                 "--executor threads sends none"

@@ -116,8 +116,8 @@ def read_json(path: Path) -> Any:
     """Read a JSON file in UTF-8, with a byte order mark or without.
 
     Raises:
-        OSError: it is no regular file.
-        ValueError: its content is not JSON.
+        OSError: the path is not a regular file.
+        ValueError: the content is not JSON.
     """
     try:
         return json.loads(read_text(path, "utf-8-sig"))
@@ -155,8 +155,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file in UTF-8, with a byte order mark or without.
 
     Raises:
-        OSError: it is no regular file.
-        ValueError: its content is not TOML.
+        OSError: the path is not a regular file.
+        ValueError: the content is not TOML.
     """
     return parse_toml(read_text(path, "utf-8-sig"))
 
@@ -266,8 +266,8 @@ def read_keyed_json(path: Path) -> Any:
     """Read a JSON file in UTF-8, and refuse an object that has the same key twice.
 
     Raises:
-        OSError: it is no regular file.
-        ValueError: its content is not JSON, or an object has a key twice.
+        OSError: the path is not a regular file.
+        ValueError: the content is not JSON, or an object has a key twice.
     """
     try:
         return json.loads(read_text(path, "utf-8-sig"), object_pairs_hook=_table_of)

@@ -17,8 +17,8 @@ class Removed(NamedTuple):
     """Marks a former key of a scenario that has no present key in its place.
 
     Attributes:
-        left: the only former value of the key with which earlier versions worked as this version
-            does; mostly its default. None if earlier versions worked so without the key.
+        left: the value of the key with which earlier versions behaved as this version always does;
+            mostly the former default. None if they behaved so without the key.
     """
 
     left: object
@@ -218,7 +218,8 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     # a user's strategy class may have keys whose names are former names of fedsim's keys
     is_users = ":" in kind
     has_former = [
-        training.has_former and "kind" not in training.table,  # a former [training] had no kind
+        # tables [training] of earlier versions had no key ``kind``
+        training.has_former and "kind" not in training.table,
         partition.has_former,
         deadline.has_former,
         strategy.has_former,

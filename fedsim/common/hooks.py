@@ -261,7 +261,7 @@ def _required_form(own: object, base: object) -> str:
         own: the attribute of the user's class.
         base: the attribute of the fedsim class, whose form it must have.
     """
-    if isinstance(base, FunctionType):  # a method
+    if isinstance(base, FunctionType):  # the attribute is a method
         if isinstance(own, FunctionType):
             is_right = _is_coroutine(own) == _is_coroutine(base) and _accepts_calls_of(own, base)
         else:

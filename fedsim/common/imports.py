@@ -298,7 +298,7 @@ class _PermittedFinder(MetaPathFinder):
             path: the folders of its package; None for a top-level module.
             target: not used.
         """
-        if path is not None:  # a submodule, which Python finds in its package
+        if path is not None:  # Python finds a submodule by its package
             return None
         # an allowed module, or a module beside the allowed module that imports it now
         location = self.locations.get(name) or self.locations.get(_importer())
@@ -327,7 +327,8 @@ def module_locations() -> dict[str, str]:
     """
     folder = str(Path.cwd())
     locations = _finder.locations.copy()
-    for name, module in [*sys.modules.items()]:  # a copy, as another thread may import
+    # iterates over a copy, as another thread may import modules meanwhile
+    for name, module in [*sys.modules.items()]:
         origin = getattr(module, "__file__", None)
         if not origin:  # a package without ``__init__.py`` has folders instead of a file
             origin = next(iter(getattr(module, "__path__", ())), None)

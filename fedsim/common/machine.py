@@ -24,8 +24,8 @@ def usable_cores(system: Path = _SYSTEM) -> int:
     """Return the count of cores that this process may use, at least 1.
 
     The count is the smallest of: the cores of the machine; the cores to which the process is bound
-    (the kernel leaves out those that its cpuset forbids); the processor time that its control
-    groups grant, rounded down; the cores of its Slurm job.
+    (the kernel leaves out the cores that a cpuset forbids); the processor time that its control
+    groups grant, rounded down to whole cores; the cores of its Slurm job.
 
     Args:
         system: folder that has ``proc/self/cgroup`` and ``sys/fs/cgroup``.
@@ -84,7 +84,7 @@ def usable_gpus(system: Path = _SYSTEM) -> list[str]:
 class GpuShares:
     """Distribution of processes over GPUs, so that all GPUs have about equally many processes.
 
-    Several threads may use an object at once.
+    Several threads may use an object at the same time.
 
     Args:
         gpus: names of the GPUs, as CUDA takes them; empty if processes see all GPUs.
@@ -177,8 +177,8 @@ def _limits(system: Path, name: str) -> Iterator[str]:
     """
     mount = system / "sys/fs/cgroup"
     group = mount / _group_path(system)
-    # A container without a cgroup namespace of its own sees the host's path, of which its mount may
-    # lack some folders. These folders are skipped, up to the mount itself.
+    # In a container without its own cgroup namespace, the path is the host's, and the container may
+    # not have all of its folders. The missing folders are skipped, up to the root of the mount.
     for folder in (group, *group.parents):
         text = _text(folder / name)
         if text is not None:

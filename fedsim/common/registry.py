@@ -134,7 +134,7 @@ class Registry:
                 return known_class
             # pydantic takes long to make the class of a quantity, so it is made when it is needed
             return known_class.__class_getitem__(cast("type[object]", self.quantity))
-        # a user's class by its import path, or a kind that another package has registered
+        # the kind is a user's class by its import path, or is defined by another package
         is_path = ":" in kind and bool(self.base)
         path = kind if is_path else self.kinds.get(kind)
         if path is None:

@@ -215,7 +215,7 @@ def is_of_type(hint: object) -> Check:
     if kind is bool:
         return lambda value: isinstance(value, bool | np.bool_)
     if kind is int:
-        return _make_number_check(Integral)  # also integers of numpy
+        return _make_number_check(Integral)  # integers of numpy are ``Integral``, too
     if kind is float:
         return _make_number_check(Real)
     if kind is list:
@@ -342,7 +342,7 @@ class HookRule:
         if isinstance(function, FunctionType):
             returns = _declared.get(function, _ANYTHING)
         place = home_of(function_of(override.own)) or home_of(owner)
-        # a property or value describes a part, so its mistakes are mistakes of the scenario
+        # a wrong property or plain value is an error of the scenario, a wrong result one of the run
         is_method = isinstance(override.own, FunctionType)
         error_type = SimulationError if is_method else ScenarioError
         name = f"{owner.__qualname__}.{override.name}"

@@ -243,7 +243,7 @@ class Spec(BaseModel):
         for name, key_schema in properties.items():
             options = _options_of(key_schema)
             if not options:
-                continue  # an inherited key that this table does not have
+                continue  # the key is inherited, and this table does not have it
             keys[name] = options[0] if len(options) == 1 else {"anyOf": options}
             if name in descriptions:
                 keys[name]["description"] = descriptions[name]
@@ -365,7 +365,7 @@ def attribute_descriptions(spec: type) -> dict[str, str]:
             descriptions |= dict.fromkeys(names.split(", "), _as_one_line(text))
         body = _class_bodies(parent.__module__).get(parent.__name__, [])
         for statement, following in pairwise(body):
-            # an annotated attribute, and the string literal after it
+            # matches an annotated attribute, and the string literal after it
             match statement, following:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
                     value=ast.Constant(value=str(text))

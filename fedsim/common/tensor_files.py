@@ -1,7 +1,7 @@
 """Files of tensors in the format of safetensors, which are written and read tensor by tensor.
 
-The files have the bytes that ``safetensors.numpy.save_file`` writes. It takes all tensors of a file
-at once; these functions have one tensor in memory, whatever the size of the file.
+The files have the bytes that ``safetensors.numpy.save_file`` writes. That function needs all
+tensors of a file in memory; the functions of this module need only one tensor.
 """
 
 import hashlib

@@ -348,7 +348,7 @@ class Training:
         result: ``model``: the result is the trained model; ``last-gradient``: it is the gradient of
             the last step.
         layers: count of last layers that are trained, as the device has no memory for more; None:
-            all. The tensors of earlier layers are in ``held``. fedsim alone sets it
+            all. The tensors of earlier layers are in ``held``. Only fedsim sets this attribute
             (``population.short_of_memory``).
 
     Raises:

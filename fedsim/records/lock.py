@@ -46,7 +46,7 @@ def locked(folder: Path, patience_s: float = 0.0, name: str = LOCK) -> Iterator[
             if time.monotonic() >= end:
                 raise FolderInUseError(f"{_holder(path)} works in {str(folder)!r}; wait, or end it")
             time.sleep(0.1)
-    except ImportError:  # not a POSIX system
+    except ImportError:  # the system is not POSIX
         yield []
         return
     except OSError as error:
@@ -69,7 +69,7 @@ def _try_lock(path: Path) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        except OSError:  # a file system without locks
+        except OSError:  # the file system has no locks
             pass
         if os.fstat(descriptor).st_nlink:  # no other process has removed the locked file
             os.ftruncate(descriptor, 0)
@@ -79,7 +79,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _holder(path: Path) -> str:
-    """Describe the process that holds a folder's lock, with its number and machine if known.
+    """Describe the process that holds a folder's lock, if possible with its number and machine.
 
     Args:
         path: the locked file.

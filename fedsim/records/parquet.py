@@ -202,7 +202,7 @@ def write_meters(folder: Path, meters: Meters) -> None:
 
 
 def write_columns(path: Path, columns: Mapping[str, Any], schema: pa.Schema) -> None:
-    """Write a whole Parquet table at once.
+    """Write a whole table to a Parquet file.
 
     Args:
         path: path of the file.

@@ -275,7 +275,7 @@ def _encoding() -> "Callable[[object], str]":
     It creates Python's C encoder once; ``JSONEncoder.encode`` creates one at every call, which takes
     longer than encoding a record.
     """
-    if _MAKE_CHUNKS is None:  # a Python without the C part of json
+    if _MAKE_CHUNKS is None:  # this Python lacks the C part of json
         return _ENCODER.encode
     make_chunks = _MAKE_CHUNKS(
         None,

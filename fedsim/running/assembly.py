@@ -79,7 +79,7 @@ class Run:
     ) -> None:
         self.scenario = scenario
         self.simulation = simulation
-        # a resumed run sets its end by this name
+        # by this declaration, a resumed run can set the alarm of its end again
         simulation.env.declare_alarm("stop", self.stop_at)
         self._root = scenario.data.own_folder()  # folder to which the scenario's paths are relative
         self._streams = Streams(scenario.seed)
@@ -129,7 +129,7 @@ class Run:
         self._past_spans: Spans = self._world.availability.spans
 
     def _relative_cost(self, by: CutBy, size: float) -> float:
-        """Return the FLOPs of a sample in a smaller model, divided by those in the whole model.
+        """Return the FLOPs of a sample in a smaller model, as a share of its FLOPs in the whole one.
 
         Args:
             by: the way in which the smaller model is cut out of the whole one: ``width``, ``rank``
@@ -184,7 +184,7 @@ class Run:
             self._root,
         )
         if self._batteries is not None:
-            # a device with an empty battery is not available either
+            # a device with an empty battery is also unavailable
             powered = self._world.add_batteries(self._batteries)
             self._past_spans = one_by_one(powered.phase_at)
 
@@ -435,7 +435,7 @@ class Run:
         return None if self.data is None else self.data.truth
 
     def _label_counts(self, device: int, version: int | None) -> NDArray[np.int64]:
-        if self.data is None:  # no data: all samples count as one class
+        if self.data is None:  # without data, all samples count as one class
             return self.population.samples[device : device + 1]
         shard = self.data.current(device) if version is None else self.data.shard(device, version)
         return self.data.label_counts(shard)

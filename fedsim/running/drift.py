@@ -53,7 +53,7 @@ class Drift:
         self._data = data
         self._dispatch = dispatch
         self._present = present  # which devices have arrived and not left; None for all
-        # for each past shift, the devices from which it chose
+        # for each past shift, the IDs of the devices from which the shift chose
         self._past_candidates: list[NDArray[np.int64]] = []
         self._last_round = -1  # index of the last round that has begun
         dispatch.simulation.env.declare_alarm("drift", self._set_alarm)

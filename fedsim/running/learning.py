@@ -116,7 +116,7 @@ class LearningBuilder:
         """
         scenario = self._scenario
         if scenario.strategy.traits.brings_learning:
-            # a stand-in: models of the strategy's own code are unknown to fedsim, and training on a
+            # A stand-in: fedsim does not know the models of the strategy's own code. Training on a
             # sample costs as much as with the reference model
             flops = scenario.population.reference_flops or 1.0
             model = SizeOnly.model_validate(

@@ -88,7 +88,7 @@ def explained(
                     status = PAUSED
                 report(Mistake(program, "", status))
             except BrokenPipeError:  # the reader of the output has ended (``| head``)
-                # at its exit Python flushes the remaining output, which must not fail again
+                # Python flushes the remaining output at its exit, which must not fail again
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             except Exception as error:
                 message = _message(error, options.get("out"))
@@ -120,7 +120,7 @@ def _message(error: Exception, out: object) -> str:
     message = show_error(error, out if isinstance(out, Path) else None)
     if isinstance(error, OSError) or is_full(error):
         return message
-    # a mistake in fedsim or in a user's code
+    # any other error is a mistake in fedsim or in a user's code
     return f"{message}{place_of(error)} (--debug shows where)"
 
 

@@ -154,7 +154,7 @@ def find_checkpoint(folder: Path) -> Path:
         CheckpointError: there is no such checkpoint, or the run has removed the files with parts of
             its tables, which a continued run needs.
     """
-    # a finished run without checkpoint.last has removed the parts of its tables
+    # a finished run without ``checkpoint.last`` has removed the part files of its tables
     has_parts = any(folder.glob("events.part-*.parquet"))
     checkpoints = store.list_checkpoints(folder) if has_parts else []
     for checkpoint in reversed(checkpoints):  # the newest first

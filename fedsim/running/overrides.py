@@ -304,7 +304,7 @@ def _add_tables(tables: Tables, new: Tables, prefix: str) -> None:
     """
     for key, value in new.items():
         present = tables.setdefault(key, value)
-        if present is value:  # only ``new`` has the key
+        if present is value:  # ``tables`` did not have the key
             continue
         if not (isinstance(present, dict) and isinstance(value, dict)):
             raise ScenarioError(f"{prefix}{key} is given twice, as {present!r} and as {value!r}")

@@ -55,7 +55,7 @@ def _find_modules(value: object, key: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, BaseModel):
         kind = getattr(value, "kind", None)
         module = type(value).__module__.partition(".")[0]
-        is_name = isinstance(kind, str) and ":" not in kind  # not an import path
+        is_name = isinstance(kind, str) and ":" not in kind  # False for an import path
         is_fedsims = module == __name__.partition(".")[0]
         if is_name and not is_fedsims:
             yield f"{key}kind", module

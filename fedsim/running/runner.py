@@ -325,7 +325,7 @@ class Job:
 def end_soon(job: Job, number: int) -> None:
     """Signal handler that saves and ends a run after all events of its present simulated time.
 
-    The process is ended at once, without a save, if a computation blocks it for more than 1.5 s, or
+    The process ends immediately, without a save, if a computation blocks it for more than 1.5 s, or
     if training takes more than 10 s. The run can then be resumed from its last checkpoint. After
     Ctrl-C, training may take any time. After a signal by which a batch system announces the end of
     a job, there is no limit at all, because another signal will follow.

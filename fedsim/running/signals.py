@@ -1,4 +1,4 @@
-"""Signals that interrupt a command: the first requests its end, the second ends it at once.
+"""Signals that interrupt a command: the first requests its end, the second ends it immediately.
 
 Some time before the end of a job, batch systems announce it by SIGUSR1 or SIGUSR2 (Slurm's
 ``--signal``, Grid Engine's ``-notify``). These signals interrupt a command, too. The command's exit

@@ -28,7 +28,8 @@ from fedsim.toolbox.ray.executor import MOST_TRIES, HomeLostError, Ray, WorkerLo
 _LISTEN_EVERY_S = 0.25
 # count of calls of ``_listen`` between two tries to lock a run that another process carries out
 _RETRY_EVERY = 4
-# runs handed to Ray for each run that it can carry out at once, so that no worker idles
+# count of runs handed to Ray for each run that Ray can carry out at a time; above 1, so that no
+# worker idles
 _RUNS_AHEAD = 2
 
 

@@ -251,7 +251,7 @@ class Conductor:
             FedsimError: a variant is invalid, or its data cannot be read.
         """
         first_runs: dict[str, PlannedRun] = {}
-        # a variant whose runs are done may get more seeds, which need its inputs
+        # a variant whose runs are done may get more seeds, whose runs need the variant's inputs
         needs_all_inputs = self._inputs is not None and self.seeding is not None
         for run, state in self.selected_runs:
             is_missing = state != "done" or needs_all_inputs
@@ -393,7 +393,7 @@ class Conductor:
             while True:
                 planned_batches = self._planned_batches
                 self._write(tables=False)
-                progress.keep_in(self.out)  # not earlier: the folder may be new
+                progress.keep_in(self.out)  # called here, because the folder exists only now
                 self._carry_out(pool, progress)
                 if self.interrupted:
                     return
@@ -401,7 +401,8 @@ class Conductor:
                 if self.seeding is not None:
                     for text in self.seeding.lines_of_text():
                         progress.tell(text)
-                if self._planned_batches == planned_batches:  # no trials or seeds were added
+                # the number has not grown: no trials or seeds were added
+                if self._planned_batches == planned_batches:
                     break
             self._write(tables=True)
 
@@ -465,7 +466,7 @@ class Conductor:
         lock_descriptors: Sequence[int] = ()
         if self._holds_lock:
             lock_descriptors = stack.enter_context(files.locked(self.out))
-        # a run that names a GPU by its number needs to see all of them
+        # a run that names a GPU by its number needs to see all GPUs
         devices = set(self._torch_devices())
         gpus = usable_gpus() if "cuda" in devices and devices <= {"cpu", "cuda"} else []
         pool = WorkerPool(self.workers.local_number, progress, lock_descriptors, gpus=gpus)

@@ -25,7 +25,7 @@ from fedsim.lab.study.worker import Worker
 from fedsim.records.lock import locked
 from fedsim.toolbox.ray.executor import node_beside
 
-_PREFIX = "fedsim-run-"  # begin of the names of temporary folders, to find those of killed workers
+_PREFIX = "fedsim-run-"  # prefix of temporary folders, by which left-over folders are found
 _PAUSE_FACTOR = 4  # after sending files, a worker pauses for this multiple of the sending's time
 _MOST_LINES = 100  # limit of the lines of a run's output that are sent to the study's process
 
@@ -150,7 +150,7 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
             worker.stop(signal.SIGINT)
 
     def report_news(**news: Any) -> None:
-        """Send a message of the worker, or, if it is the last one, store the outcome in it."""
+        """Send a message of the worker; if it is the last one, store its outcome instead."""
         if news["event"] == "ended":
             outcome.update(news["run"])
         else:

@@ -108,7 +108,7 @@ def state_of(folder: Path, scenario: str) -> RunState:
                 f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study"
             ) from None
         return "anew"
-    if existing != scenario:  # an earlier version may have written it, with other keys
+    if existing != scenario:  # an earlier version may have written the scenario in other keys
         existing = _rewrite_former_keys(existing) or existing
     if existing != scenario:
         try:
@@ -212,7 +212,7 @@ def _as_json_value(value: object) -> Any:
 
 
 def claimed(folder: Path) -> AbstractContextManager[list[int]]:
-    """Return a context in which this process alone carries out a run of a study.
+    """Return a context in which no other process carries out the same run of a study.
 
     A lock file next to the run folder keeps other processes from the run. The value of the
     context is the list of file descriptors that hold the lock. The parent of the run folder is made

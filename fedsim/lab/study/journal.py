@@ -25,7 +25,8 @@ class StoredResult(TypedDict):
 
     Attributes:
         state: ``done``, ``pruned`` (stopped early), ``failed`` or ``refused`` (invalid).
-        figures: the searched metric of each run, in the order of the seeds; None if a run lacks it.
+        figures: the searched metric of each run, in the order of the seeds; None for a run without
+            the metric.
         nearest: best accuracy of each run, which ranks runs that miss a target.
         error: message of the error if the trial is refused.
     """

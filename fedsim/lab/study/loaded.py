@@ -51,7 +51,10 @@ class LoadedStudy:
 
     @cached_property
     def table(self) -> "pd.DataFrame":
-        """DataFrame with one row per variant: means of its figures over seeds, with intervals."""
+        """DataFrame with one row per variant: means of costs and accuracies over the seeds.
+
+        Each mean has its confidence interval.
+        """
         return _to_frame(self._comparison.side_by_side())
 
     @cached_property

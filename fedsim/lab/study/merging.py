@@ -53,7 +53,7 @@ def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
             done twice with different results, or a folder cannot be read or written. Runs that
             were copied before stay in ``out``.
     """
-    # each folder once, even if it is given by several paths
+    # lists each folder once, even if it is given by several paths
     study_folders = list({Path(source).resolve(): Path(source) for source in sources}.values())
     target = Path(out)
     if not study_folders:

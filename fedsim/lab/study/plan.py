@@ -363,7 +363,7 @@ def _extend(name: str, parts: Mapping[str, object], extending_parts: Sequence[st
     """
     part = parts[name]
     if not isinstance(part, dict):
-        return part  # an error, which the validation of the whole study explains
+        return part  # no table: the validation of the whole study raises an error
     if isinstance(part.get("changes"), dict):
         part = part | {"changes": nest_dotted_keys(part["changes"])}
     if "extends" not in part:
@@ -380,7 +380,8 @@ def plan(spec: StudySpec) -> Study:
     """Plan a run of each variant and seed of a study, without the trials of a search.
 
     Raises:
-        ScenarioError: a scenario is invalid, or published figures do not fit the variants.
+        ScenarioError: a scenario is invalid, or a row of numbers from a paper
+            (``StudySpec.published``) belongs to no variant.
     """
     variants = expand_variants(spec)
     if spec.published is not None:  # check that each row of published tables is a variant
@@ -442,7 +443,7 @@ def find_searched(spec: StudySpec) -> list[Variant]:
 
     The search has a range or a list of values for some keys of the scenario. Each end of a range,
     and each value of a list, is first put into the scenario of each variant, to reject a search
-    that cannot work. Reference scenarios, such as training on all data at once, are not searched.
+    that cannot work. Reference scenarios, such as central training on all data, are not searched.
 
     Args:
         spec: a study with a search.
@@ -574,7 +575,7 @@ def _settings_of(
         yield _StudySetting("--set", change.text), change.holds_in(tables)
     for origin, tables_of_origin in layers.items():
         keys: Iterable[str] = flatten(tables_of_origin)
-        if origin == "base":  # a base may have keys that variants drop on purpose
+        if origin == "base":  # variants may drop keys of the base on purpose
             keys = _untaken_strategy_keys(tables_of_origin)
         for key in keys:
             path = key.split(".")

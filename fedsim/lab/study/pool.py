@@ -36,7 +36,7 @@ _LONGEST_LINE = 1000  # length (characters) above which the middle of a printed 
 _PLAIN_EVERY_S = 10.0  # least time between two lines of progress, if the console is no terminal (s)
 # least work done from which the remaining time is estimated, as a count of runs: a tenth of one run
 _LEAST_DONE = 0.1
-_MOST_NAMED_RUNS = 2  # most active runs that a line of progress names; it counts the others
+_MOST_NAMED_RUNS = 2  # a line of progress names this many active runs, and counts the others
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,8 @@ class StudyProgress:
     def _show_progress(self) -> None:
         """Show how many runs are done, the remaining time, and the rounds of active runs.
 
-        A terminal is updated at once; other output gets a line every few seconds.
+        On a terminal, the display is updated immediately; other output gets a line every few
+        seconds.
         """
         text = f"{self._count_and_time_left()}{self._describe_active_runs()}"
         if self._live is not None:
@@ -278,7 +279,8 @@ class WorkerPool:
         gpus: Sequence[str] = (),
     ) -> None:
         self._gpu_shares = GpuShares(gpus)
-        self._gpu_of: dict[_Process, str | None] = {}  # None if the worker sees all GPUs
+        # worker -> the only GPU that it sees; None if it sees all GPUs
+        self._gpu_of: dict[_Process, str | None] = {}
         self._progress = progress
         self._keep = keep
         self._most_bytes = most_bytes
@@ -341,7 +343,7 @@ class WorkerPool:
             ended = _outcome_of_death(order, worker.wait())
         with self._lock:
             self._progress.ended(order_index, ended)
-        # a worker without news is dead; one that needed much memory would not give all of it back
+        # a worker without news is dead; a worker that needed much memory would not give it all back
         if news is None or news["peak_bytes"] > self._most_bytes:
             self._end_worker(worker)
         else:

@@ -286,9 +286,9 @@ class Search(Spec):
 
     Attributes:
         trials: number of trials of each variant at each point of the grid.
-        metric: the figure to optimise: a goal of studies, such as ``time``, or a figure of whole
-            runs (``METRICS``). For a cost up to the study's target, ``time`` and
-            ``time_to_accuracy`` mean the same.
+        metric: name of the quantity to optimise: one of the goals of studies (``StudySpec.goal``),
+            such as ``time``, or a measure of whole runs. A cost up to the study's target may also
+            be named by ``_to_accuracy``, such as ``time_to_accuracy``.
         space: ranges or lists of values to try, by a dotted key of a scenario or by the name of a
             set in the study (``StudySpec.sets``), such as ``{"training.lr": {"low": 0.01, "high":
             0.3, "log": true}}``.
@@ -359,7 +359,7 @@ class RandomSearch(Search):
         for trial_index in range(len(results), len(results) + count):
             values = {}
             for key, candidates in space.items():
-                # a draw for each variant, key and trial, which depends on no other draw
+                # each variant, key and trial has its own draw, which depends on no other draw
                 position = streams.uniform(f"search/{line}/{key}", trial_index)
                 values[key] = candidates.scenario_value(candidates.at(position))
             trials.append(values)

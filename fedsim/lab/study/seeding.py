@@ -49,7 +49,8 @@ class Seeding:
         self._study = study
         self._rule = rule
         spec = study.spec
-        # references, such as training on all data at once, are not ranked and get no more seeds
+        # reference scenarios, such as central training on all data, are not ranked, and get no
+        # more seeds
         ranked = [variant for variant in study.variants if variant.name not in spec.references]
         first_seeds = rule.first_seeds(spec.seeds)  # begins with the study's own seeds
         study.add(ranked, first_seeds[len(spec.seeds) :])

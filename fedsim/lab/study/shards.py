@@ -36,7 +36,7 @@ class StudyShard:
         """Parse a text ``NUMBER/COUNT``, such as ``3/16``.
 
         Raises:
-            ScenarioError: the text has another form, or the index is not within 1 and the count.
+            ScenarioError: the text has another form, or the number is not from 1 to the count.
 
         Example:
             >>> StudyShard.read("3/16")

@@ -133,7 +133,7 @@ class SharedTrials(Trials):
         """
         runs = self._find_unread_runs(path)
         if not are_over(runs):
-            self.close()  # a run was lost: another call takes the trial again
+            self.close()  # a run was lost: the next call claims its trial again
             return
         self._store_results(runs)
         while True:  # repeated until a claimed trial can be run, or no trial is left to claim

@@ -246,7 +246,7 @@ class Size(Spec):
 
 
 class StudyPart(Spec):
-    """Table of a study's file for a part: some of the variants, with changes of their own.
+    """Table of a study's file for a part: some of the variants, with further changes.
 
     For example, a part has the variants of a figure in a paper.
 

@@ -45,7 +45,8 @@ class Trial:
         number: index of the trial, from 1.
         values: the trial's values, by searched key of the scenario.
         state: ``open`` (not over), ``done``, ``pruned`` (stopped early), ``failed`` or ``refused`` (invalid).
-        figures: metric of each run, in the order of the seeds; None if a run lacks it.
+        figures: the searched metric of each finished run, in the order of the seeds; None for a run
+            without the metric.
         nearest: best accuracy of each run, which ranks runs that miss a target.
         error: message of the error if the trial is refused.
     """
@@ -302,7 +303,7 @@ class Trials:
         """Plan runs of open trials for the next seeds, and refuse trials with invalid scenarios.
 
         If the search prunes, the seeds are run one by one, and bad trials are stopped after each
-        seed. Otherwise all seeds are planned at once.
+        seed. Otherwise the runs of all seeds are planned together.
 
         Args:
             path: the study's folder.
@@ -485,7 +486,7 @@ def _count_trials(trials: Sequence[Trial]) -> str:
 
 
 def are_over(runs: Iterable[TrialRun]) -> bool:
-    """Whether all of some runs are done or have failed.
+    """Whether each of the given runs is done or has failed.
 
     Args:
         runs: trial and folder of each run.

@@ -299,7 +299,7 @@ def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim")
     except OSError as error:
         raise RunFolderError(f"--out {str(out)!r} cannot be written: {error.strerror}") from None
     finally:
-        # a process of W&B may still write files when a run is finished: wait for it
+        # waits for the process of W&B, which may still write files when a run is finished
         wandb.teardown()
 
 

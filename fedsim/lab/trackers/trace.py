@@ -21,7 +21,8 @@ _SERVER = 1
 _DEVICES = 2
 _EDGES = 3
 _HOSTS = 4
-# most changes of a link's load: enough for any screen, and at most a tenth of a long run's file
+# greatest count of changes of a link's load in a trace: enough for any screen, and at most a tenth
+# of a long run's file
 _MOST_LOAD_CHANGES = 20_000
 
 _NAME_OF_LOSS = {"lost": "task lost", "left": "left for good", "battery": "battery flat"}

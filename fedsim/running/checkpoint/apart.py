@@ -140,7 +140,7 @@ class LinkedTensors:
         if linked is not None:
             try:
                 os.link(linked.path, path)
-            except OSError:  # a file system without hard links, or a file that was removed
+            except OSError:  # the file system lacks hard links, or the file was removed
                 tensor = linked  # elements are read from the earlier file, and written anew
             else:
                 return linked.sha256
@@ -162,7 +162,7 @@ class LinkedTensors:
             self._all.add(linked)
             self._add_array(tensor, linked)
         linked.move(path)  # the file in an earlier checkpoint is removed with that checkpoint
-        self.newest[id(tensor)] = linked  # for ``replace_written``
+        self.newest[id(tensor)] = linked  # stored for ``replace_written``
 
     def _add_array(self, tensor: AnyTensor, linked: LinkedTensor) -> None:
         """Register the file of an array as long as the array is in memory."""

@@ -74,7 +74,8 @@ class Encoder:
         """
         root = self._to_json(value)  # puts the objects to which ``value`` refers into ``_waiting``
         objects = []
-        while self._waiting:  # a queue, not recursion: chains of models may be of any length
+        # a queue instead of recursion, as chains of models may be of any length
+        while self._waiting:
             instance = self._waiting.popleft()
             content = {}
             for field in list_saved_fields(instance):
@@ -318,7 +319,7 @@ def list_saved_fields(value: object) -> list[str]:
 
 
 def _list_fields(value: object) -> list[str]:
-    """Return the names of all fields of an object, also of those that are not saved."""
+    """Return the names of all fields of an object, including fields that are not saved."""
     if isinstance(value, Mapping):  # a TypedDict may have more entries than declared fields
         return list(value)
     slots: list[str] = []  # slots of the bases, then of the class

@@ -56,7 +56,7 @@ class Saving:
         # number of the last planned round, from 1, before which the run is saved
         self._last_round = run.scenario.stop.rounds if spec.last else None
         run.simulation.env.require_rearm()
-        if self._last_round == 1:  # no round comes before: the run is saved at its start
+        if self._last_round == 1:  # no round comes before the last one: save at the start
             self.request()
 
     def watch(self, record: Record) -> None:
@@ -312,7 +312,7 @@ def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
     run.simulation.begin_restored()
     run.processes.check_restored(state["alarms"])
     env = run.simulation.env
-    # an alarm's kind has declared the function that sets it again (``declare_alarm``)
+    # ``declare_alarm`` has stored the function that sets an alarm of each kind again
     for kind, number, when in _with_present_end(run, state["alarms"]):
         if not env.can_rearm(kind):
             raise CheckpointError(f"the state has an alarm of the unknown kind {kind!r}")

@@ -179,7 +179,7 @@ def read(path: Path) -> Checkpoint:
         for name, sha256 in hashes.items():
             if sha256 != manifest[name]:
                 raise damaged(f"{name} is not what was written")
-        # the large arrays, each in a file of its own
+        # the large arrays, each of which has a file of its own
         tensors: Arrays = dict(small_arrays.tensors)
         for name, sha256 in manifest[_MODELS].items():
             tensor = LinkedTensor.of_file(_model_file(path, name))
