@@ -34,7 +34,7 @@ class Pickled(NamedTuple):
 def read_pickled(stream: IO[bytes]) -> Pickled:
     """Read a pickle and its arrays' memory, as ``Pickled.write`` has written them.
 
-    The arrays get new memory. An array that was read-only in the sending process is read-only again.
+    The arrays get new memory. Arrays that were read-only in the sender are read-only again.
 
     Raises:
         EOFError: the stream ends before the pickle does.

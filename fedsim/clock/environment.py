@@ -34,7 +34,7 @@ CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 # cancelled alarms each time that its length has doubled.
 _LEAST_TRIM_LENGTH = 1024
 
-# SimPy's ``step``, looked up only once. The look-up by ``super()`` takes a tenth of an event's time.
+# SimPy's ``step``, looked up only once. A look-up by ``super()`` takes a tenth of an event's time.
 _process_next = simpy.Environment.step
 
 # Entry of a schedule, later than all others, that ``advance`` uses if the schedule is empty.

@@ -93,7 +93,7 @@ def _name_of(events: object) -> str:
 
 
 def _hint_at(value: object) -> str:
-    """Return a hint at the event that a user may mean by a value that is no event; "" without one."""
+    """Return a hint at the event that a user may mean by a value that is no event, or ""."""
     if isinstance(value, Real) and not isinstance(value, bool):
         shown = show_value(value)
         return (

@@ -174,13 +174,13 @@ class Simulation:
         executor: carries out real computations, such as trainings; by default in this thread.
 
     Attributes:
-        env: SimPy's environment. Instead of ``Simulation.run``, a caller may use its methods ``run``
-            and ``step``.
+        env: SimPy's environment. Instead of ``Simulation.run``, a caller may use the methods
+            ``env.run`` and ``env.step``.
         now: the simulated time (s), read only; equals ``env.now``, but is faster to read.
         settled: whether the state can be saved now: True after the run, and while functions given
             to ``between_instants`` run.
         working: whether the executor runs a computation in this thread now.
-        end: simulated time (s) at which the run ends, if it has not ended before.
+        end: latest simulated time (s) at which the run can end; nothing is computed for later times.
         ended: event that fires when the run is over, with the reason as its value. An example of
             its use is ``env.run(until=simulation.ended)``.
         idle: function that is called between the events of two times, and returns whether the run

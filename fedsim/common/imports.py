@@ -79,7 +79,7 @@ def refuse_unless_allowed(path: str, key: str) -> None:
 
     Args:
         path: the import path.
-        key: the key of a scenario that holds it, in messages.
+        key: dotted key of the scenario that has the path, for messages.
 
     Raises:
         ScenarioError: ``path`` is not an import path, or its code is not allowed.
@@ -117,7 +117,7 @@ def refuse_code(place: str, key: str) -> None:
 
     Args:
         place: the path.
-        key: the key of a scenario that holds it, in messages.
+        key: dotted key of the scenario that has the path, for messages.
 
     Raises:
         ScenarioError: code is not allowed.
@@ -139,7 +139,7 @@ def import_class(
 
     Args:
         path: the import path.
-        key: the key of a scenario that holds it, in messages.
+        key: dotted key of the scenario that has the path, for messages.
         base: the class that the imported class must inherit.
         called: name of ``base`` in messages.
         or_function: whether a function is accepted too whose annotated result is a ``base``.
@@ -185,7 +185,7 @@ def import_object(path: str, key: str) -> Any:
 
     Args:
         path: the import path.
-        key: the key of a scenario that holds it, in messages.
+        key: dotted key of the scenario that has the path, for messages.
 
     Raises:
         ScenarioError: the code is not allowed (``refuse_unless_allowed``), or the object does not
@@ -200,7 +200,7 @@ def import_trusted(path: str, key: str) -> Any:
 
     Args:
         path: the import path.
-        key: the key of a scenario that holds it, in messages.
+        key: dotted key of the scenario that has the path, for messages.
 
     Raises:
         ScenarioError: the module cannot be imported, or lacks the attribute.

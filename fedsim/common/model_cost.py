@@ -47,7 +47,7 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Cost of an SGD step of a model, from which its time and memory on a device are computed.
+    """Cost of an SGD step of a model, from which the step's time and memory on a device follow.
 
     Attributes:
         forward, backward, update: operations of the forward pass, the backward pass and the

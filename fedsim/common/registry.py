@@ -147,7 +147,7 @@ class Registry:
         return kind_class
 
     def guard(self, kind_class: type, class_key: str) -> None:
-        """Check the form of a user's class, and change its methods so that they check their results.
+        """Check the form of a user's class, and make its methods check their results.
 
         A method has a wrong form if it does not accept the calls that the base class's method
         accepts. After the change, a method that returns a wrong value raises an error with a clear

@@ -78,9 +78,9 @@ class Returns:
 
     Attributes:
         allowed: the allowed values in words, for messages; empty for words made from the type.
-        find_mistake: ``find_mistake(value, *arguments)`` returns what is wrong with a value of the
-            right type, in words, or "". ``arguments`` are the arguments of the hook's call, with
-            ``self`` as the first.
+        find_mistake: function that is called as ``find_mistake(value, *arguments)`` for a value of
+            the right type. It returns what is wrong with the value, in words, or "". ``arguments``
+            are the arguments of the hook's call, with ``self`` as the first.
         allowed_draws: the random numbers that the hook may draw, in words. A draw from a global
             generator is then an error. Empty if draws are not checked.
         guarded: whether the returned object has hooks, which are checked too.
@@ -111,9 +111,9 @@ def returns(
 
     Args:
         allowed: the allowed values in words, for messages; empty for words made from the type.
-        find_mistake: ``find_mistake(value, *arguments)`` returns what is wrong with a value of the
-            right type, in words, or "". ``arguments`` are the arguments of the hook's call, with
-            ``self`` as the first.
+        find_mistake: function that is called as ``find_mistake(value, *arguments)`` for a value of
+            the right type. It returns what is wrong with the value, in words, or "". ``arguments``
+            are the arguments of the hook's call, with ``self`` as the first.
         allowed_draws: the random numbers that the hook may draw, in words. A draw from a global
             generator is then an error. Empty if draws are not checked.
         guarded: whether the returned object has hooks, which are checked too.

@@ -14,7 +14,7 @@ from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 
-# for each tier of devices: its share of all devices, and the least and the greatest count of samples
+# for each tier of devices: its share of all devices, and the least and greatest count of samples
 _LONG_TAIL = ((0.4, 100, 300), (0.3, 300, 500), (0.2, 500, 1000), (0.1, 1000, 3000))
 _MOST = 1_000_000_000  # greatest count of samples of one device
 

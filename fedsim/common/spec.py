@@ -164,7 +164,7 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: object) -> object:
-        """Raise an error for an unknown key; its message lists the allowed keys and the nearest one.
+        """Raise an error for an unknown key, with the allowed keys and the nearest one in its message.
 
         Returns:
             The table with the present names of keys; values -0.0 become 0.0.

@@ -209,8 +209,8 @@ class Contrast:
     more forward passes, by the start model and by ``previous``.
 
     Attributes:
-        previous: the model (a ``Ref``) from which the term pulls the trained model away; in MOON
-            the result of the device's previous training.
+        previous: reference (``Ref``) to the model from which the term pulls the trained model away;
+            in MOON the result of the device's previous training.
         weight: weight of the term.
         temperature: divisor of the cosines; above 0.
     """
@@ -302,7 +302,8 @@ class Proximal:
 
     Attributes:
         mu: weight of the term; 0 for no term.
-        anchor: a model (a ``Ref`` or a ``PreviousResult``); None for the start of the training.
+        anchor: reference to a model (``Ref``), or a weighted sum of results of earlier trainings
+            (``PreviousResult``); None for the model from which the training starts.
     """
 
     mu: float
@@ -325,13 +326,13 @@ class Training:
     parentheses.
 
     Attributes:
-        start: the model at the beginning. A ``Ref`` is a model that the device has received or
-            stored. ``BEST`` is the model of least loss in the task's last ``Evaluate`` step. A
-            ``PreviousResult`` is a weighted sum of results of the task's earlier trainings.
+        start: the model at the beginning. A ``Ref`` refers to a model that the device has
+            received or stored. ``BEST`` is the model of least loss in the task's last ``Evaluate``
+            step. A ``PreviousResult`` is a weighted sum of results of the task's earlier trainings.
         amount: ``LocalEpochs`` or ``LocalSteps``; a number is a count of epochs.
         batch_size: count of samples in a batch; ``ALL_SAMPLES`` for one batch of all samples, None
             for the size in ``[training]``.
-        part: the part of its data that the device trains on; None for all.
+        part: the part of the device's data on which it trains; None for all data.
         proximal: the proximal term, with its mu and anchor.
         linear: reference (``Ref``) to an array [d], for d parameters, that is added to every
             gradient; None to add nothing.

@@ -122,7 +122,7 @@ def refuse_other_run(path: Path, scenario: str) -> None:
         scenario: the scenario as TOML.
 
     Raises:
-        RunFolderError: there is no run in ``path``, it has another scenario, or it is done.
+        RunFolderError: ``path`` has no run, or the run has another scenario, or it is done.
     """
     refuse_other_scenario(path, scenario)
     if summarised_status(path) == "done":
@@ -140,7 +140,7 @@ def refuse_other_scenario(path: Path, scenario: str) -> None:
         scenario: the scenario as TOML.
 
     Raises:
-        RunFolderError: there is no run in ``path``, or it has another scenario.
+        RunFolderError: ``path`` has no run, or the run has another scenario.
     """
     try:
         stored = read_bytes(path / SCENARIO)

@@ -156,7 +156,7 @@ class Ledger:
         self.by_purpose: dict[str, float] = {}
         self._by_task: dict[int, float] = {}
         self._idle: dict[int, bool] = {}  # task ID -> whether its training finished no epoch
-        # task ID -> bytes that the task moved, if its answer is at an edge server, which may lose it
+        # task ID -> bytes that the task moved, if its answer is at an edge server and may be lost
         self._at_edges: dict[int, float] = {}
 
     def add(self, task: int | None, direction: str, payloads: Payloads, delivered: float) -> None:

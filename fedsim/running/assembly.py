@@ -105,7 +105,7 @@ class Run:
     # stages of building, in the order of the constructor
 
     def _choose_malicious(self) -> None:
-        """Choose the devices that attack; if the attack flips labels, mark their data as flipped."""
+        """Choose the devices that attack; if the attack flips labels, mark their data for it."""
         scenario = self.scenario
         self._malicious: Collection[int] = []
         self._attack: Attack | None = None
@@ -129,7 +129,7 @@ class Run:
         self._past_spans: Spans = self._world.availability.spans
 
     def _relative_cost(self, by: CutBy, size: float) -> float:
-        """Return the FLOPs of a sample in a smaller model, as a share of its FLOPs in the whole one.
+        """Return the FLOPs of a sample in a smaller model as a share of the whole model's FLOPs.
 
         Args:
             by: the way in which the smaller model is cut out of the whole one: ``width``, ``rank``
@@ -407,7 +407,7 @@ class Run:
             learner.check_sizes(size_of_device)
 
     def stop_at(self, number: int, when: float) -> None:
-        """Set an alarm, a call that the clock makes later, that ends the run at a simulated time.
+        """Set the alarm (a call that the clock makes later) that ends the run at a simulated time.
 
         It is called at the start of a run with an end time, and when such a run is resumed.
 

@@ -31,11 +31,11 @@ class LearningBuilder:
 
     Attributes:
         data: the data of all devices; None if the run reads no data.
-        samples: training samples of each device; int64 [devices].
+        samples: count of training samples of each device; int64 [devices].
         shape_and_classes: pair of the shape of a sample, and the count of classes. If models learn
             targets other than classes, the second is the count of the model's outputs.
         tensors: function without arguments that returns name and shape of each of the model's
-            tensors. It returns none if the strategy trains by its own code.
+            tensors. It returns no tensors if the strategy trains by its own code.
 
     Raises:
         ScenarioError, DataError: the data cannot be built, or do not fit the strategy.

@@ -56,7 +56,7 @@ def raise_interruption(number: int, frame: FrameType | None) -> None:
 def interrupted_once(
     interrupt: Callable[[int], None], on_second: Callable[..., object] = raise_interruption
 ) -> Iterator[Interruption]:
-    """Context manager: in the block, the first signal requests its end, and the second ends it.
+    """Context manager: in it, the first signal calls ``interrupt``, the second ``on_second``.
 
     After the first signal, the signals by which a batch system announces a job's end are ignored.
 

@@ -155,7 +155,7 @@ class StudyWorkers:
         return usable_cores() if self.number is None else self.number
 
     def join_cluster(self, device: str) -> "Ray":
-        """Join the Ray cluster at ``address``, or start Ray on this machine if there is none.
+        """Join the Ray cluster at ``address``, or start Ray on this machine without one.
 
         Args:
             device: torch device on which runs compute, such as ``cpu``.
@@ -305,7 +305,7 @@ class Conductor:
         """Whether the study has succeeded: no run failed.
 
         A study with a search has succeeded if the search is over and each variant has a best trial,
-        even if runs failed. A shard of it has succeeded if none of the shard's runs failed.
+        even if runs failed. A shard of such a study has succeeded if none of its runs failed.
         """
         if self.trials is None or self.shard is not None:
             return not self.failed

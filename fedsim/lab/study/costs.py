@@ -95,7 +95,7 @@ def forecast_study(
     """Carry out the beginnings of some runs here, and predict the cost of each shard of a study.
 
     Args:
-        runs: the selected runs of the study, of all shards, in its order.
+        runs: the selected runs of the study, of all shards, in the study's order.
         is_done: whether a run is done, so that it costs nothing.
         shards: count of shards, to which the runs are dealt out.
         workers: count of workers of each shard.
@@ -190,9 +190,9 @@ class _CostModel:
         """Return the predicted cost of a run; None if it is unknown.
 
         If no run of the variant was tried, time and disk are the run's predicted work (count of
-        tasks and epochs) times the median cost per work of the tried runs with the same strategy,
-        or of all tried runs if none has it. The memory of any run is the most that a tried run
-        needs.
+        tasks and epochs) times the median cost per unit of work of the tried runs with the same
+        strategy, or of all tried runs if none has this strategy. The memory of any run is the peak
+        memory of the tried run that needs most.
         """
         folder = run.variant.folder
         if folder in self._costs:

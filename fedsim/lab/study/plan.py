@@ -171,7 +171,7 @@ class Study:
                 key.
 
         Raises:
-            ScenarioError: no run has a given key or value, or no run has all of them together.
+            ScenarioError: no run has a given key or value, or no run has values of all given keys.
         """
         request = _split_request(texts)
         candidates = list(self._selectable_values())  # lists a run twice if two parts share it

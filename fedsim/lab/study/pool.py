@@ -47,8 +47,8 @@ class RunOrder:
         label: name of the run for people.
         scenario: scenario as TOML.
         folder: the run folder. The run is started, or resumed from its checkpoint.
-        waits: whether to wait if another process carries out the run; if not, the outcome then has
-            the status ``elsewhere``.
+        waits: whether to wait if another process carries out the run. If False, the worker does not
+            wait, and the outcome has the status ``elsewhere``.
     """
 
     label: str
@@ -266,8 +266,8 @@ class WorkerPool:
         keep: file descriptors that the workers inherit. A lock on the study's folder then lasts
             until the last worker ends.
         most_bytes: a worker whose peak memory (bytes) is greater is replaced after its run.
-        gpus: names of GPUs, over which the workers are spread evenly; each sees only its own. Empty
-            if workers see all GPUs.
+        gpus: names of GPUs, over which the workers are spread evenly. Each worker sees only one GPU.
+            Empty if workers see all GPUs.
     """
 
     def __init__(

@@ -307,7 +307,7 @@ class Search(Spec):
     prune: bool = False
 
     def space_of(self, variant: str) -> Space:
-        """Return which values a search tries for a variant: a range or a list by dotted key.
+        """Return the values that a search tries for a variant: dotted key -> range or list.
 
         Args:
             variant: name of the variant, which may have keys in addition to the common ones.
@@ -336,7 +336,7 @@ class Search(Spec):
             line: label of the variant.
             space: ranges or lists of values by dotted key.
             results: for each trial so far, in their order, its values and the count of trials that
-                are better than it. The proposals depend only on these results and on ``seed``.
+                are better than this trial. The proposals depend only on these results and ``seed``.
             count: count of trials to propose.
 
         Returns:
@@ -369,7 +369,8 @@ class RandomSearch(Search):
 class OptunaSearch(Search):
     """Search that tries values near the values of the best trials so far.
 
-    It uses Optuna's tree-structured Parzen estimator (extra ``search``).
+    It uses Optuna's tree-structured Parzen estimator. The extra ``search`` of fedsim installs
+    Optuna.
     """
 
     kind: Literal["optuna"] = "optuna"

@@ -252,7 +252,7 @@ class StudyPart(Spec):
 
     Attributes:
         base: the base scenario; by default the size's or the study's.
-        changes: changes to the base, before the variants' own.
+        changes: changes to the base; the changes of a variant override them.
         variants: names of the variants to run, or a table of further changes by name; by default
             all.
         grid: further keys of the grid, with their values.
@@ -286,9 +286,9 @@ class StudySpec(Spec):
         seeds: seeds of the runs; every variant is run once with each seed.
         variants: by name, the changes that make a variant out of the base: tables as in a scenario,
             or dotted keys.
-        grid: dotted key of the scenario -> list of values, such as ``{"training.lr": [0.01, 0.1]}``;
-            or name of one of the ``sets`` -> list of names of values. Every variant is run with
-            every combination.
+        grid: dotted key of the scenario -> list of values, such as ``{"training.lr": [0.01,
+            0.1]}``; or name of one of the ``sets`` -> list of names of values. Every variant is run
+            with every combination.
         search: a search for the best values of each variant, at every point of the grid.
         sets: changes of several keys that the grid varies together: name of a set -> name of a
             value -> the changes that are made for this value, such as ``{"network": {"slow":

@@ -44,7 +44,8 @@ class Trial:
         variant: the variant with the values of this trial.
         number: index of the trial, from 1.
         values: the trial's values, by searched key of the scenario.
-        state: ``open`` (not over), ``done``, ``pruned`` (stopped early), ``failed`` or ``refused`` (invalid).
+        state: ``open`` (not over), ``done``, ``pruned`` (stopped early), ``failed`` or ``refused``
+            (invalid).
         figures: the searched metric of each finished run, in the order of the seeds; None for a run
             without the metric.
         nearest: best accuracy of each run, which ranks runs that miss a target.
@@ -182,7 +183,7 @@ class Trials:
     def runs_of_others(self) -> set[Path]:
         """Return the folders of planned runs that another process carries out.
 
-        It is empty if this process does not share the search with others.
+        The set is empty if this process does not share the search with others.
         """
         return set()
 
@@ -191,8 +192,8 @@ class Trials:
 
         Args:
             path: the study's folder.
-            try_to_build: builds a run; raises ``ScenarioError`` if it is invalid, so that its trial
-                is refused.
+            try_to_build: function that builds a run. It raises ``ScenarioError`` if the run is
+                invalid, and the run's trial is then refused.
         """
         self.grow(path, try_to_build)
 
@@ -211,7 +212,7 @@ class Trials:
     def close(self) -> None:
         """Release the locks of this process's trials, so that other processes may take them.
 
-        Without effect if this process does not share the search with others.
+        The call has no effect if this process does not share the search with others.
         """
 
     def grow(self, path: Path, try_to_build: Build) -> None:
@@ -221,8 +222,8 @@ class Trials:
 
         Args:
             path: the study's folder.
-            try_to_build: builds a run; raises ``ScenarioError`` if it is invalid, so that its trial
-                is refused.
+            try_to_build: function that builds a run. It raises ``ScenarioError`` if the run is
+                invalid, and the run's trial is then refused.
 
         Raises:
             ScenarioError: all trials of a variant are refused, as their scenarios are invalid.

@@ -46,8 +46,8 @@ class SentOrder(TypedDict):
     Attributes:
         scenario: the scenario, as TOML.
         folder: the run's folder.
-        waits: whether to wait if another process carries out the run; if not, the outcome then has
-            the status ``elsewhere``.
+        waits: whether to wait if another process carries out the run. If False, the worker does not
+            wait, and the outcome has the status ``elsewhere``.
     """
 
     scenario: str

@@ -70,7 +70,7 @@ class Export:
 
     @property
     def figures(self) -> dict[str, str | int | float]:
-        """Values of the run's summary that trackers show, by name, such as ``accuracy/best``."""
+        """Results in the summary that trackers show: name, such as ``accuracy/best``, -> value."""
         summary = self.run.summary
         values = {name: summary.get(name) for name in _SUMMARY_FIELDS}
         for part in ("accuracy", "energy", "bytes"):

@@ -16,8 +16,8 @@ class CheckpointSpec(Spec):
     is saved too.
 
     Attributes:
-        rounds: number of rounds from one save to the next; None: not by rounds.
-        time: simulated time from one save to the next; None: not by time.
+        rounds: number of rounds from one save to the next; None: no saves by rounds.
+        time: simulated time from one save to the next; None: no saves by time.
         last: whether the finished run can be continued with a later end (``fedsim run --more``). If
             so, the run is also saved before the last planned round, and the folder keeps the files
             with parts of its tables, in addition to the whole tables.

@@ -28,13 +28,14 @@ class LinkedTensor(StoredTensor):
     """Large array of a checkpoint in a file of its own, which checkpoints share by hard links.
 
     Args:
-        path: the file in the newest checkpoint that has it.
+        path: the array's file in the newest checkpoint that has the array.
         dtype: type of the elements.
         shape: the shape.
         sha256: SHA-256 of the file, as hexadecimal digits.
 
     Attributes:
-        path, sha256: as the arguments.
+        path: the file from which the array is read now; ``move`` changes it.
+        sha256: the argument of this name.
     """
 
     __slots__ = ("_open", "path", "sha256")

@@ -307,9 +307,9 @@ class Decoder:
 def list_saved_fields(value: object) -> list[str]:
     """Return the names of the fields of an object that are saved.
 
-    For a mapping, the fields are its keys; for an object with slots, the slots; for a dataclass, its
-    fields; for any other object, the entries of ``vars(value)``. The fields that the class omits
-    are left out.
+    For a mapping, the fields are its keys; for an object with slots, the slots; for a dataclass,
+    its fields; for any other object, the entries of ``vars(value)``. The fields that the class
+    omits are left out.
 
     Args:
         value: an object of a registered class.

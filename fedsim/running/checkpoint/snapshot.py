@@ -191,7 +191,8 @@ class PartsState(TypedDict):
         tasks: running tasks.
         lifetimes: arrivals and departures.
         learner: count of references to models so far.
-        server: notifications, timers and residuals of ``Dispatch``.
+        server: state of ``Dispatch``, the server's side of the run: notifications, timers, and
+            residuals (values that codecs have left out of messages so far).
     """
 
     drift: "DriftState | None"
