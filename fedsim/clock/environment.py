@@ -209,10 +209,10 @@ class Environment(simpy.Environment):
             to call when it is done, which continues the event. None if no event waits.
         handling: whether the server's code for a message or a timer is running, so that ``await``
             in it waits in simulated time.
-        past: event that has already happened, with the value None. A process yields it if it need
-            not wait.
-        moved: function that is called before the clock moves, with the time of the next event (s),
-            infinity if there is none; ``Simulation`` sets it. None for no call.
+        past: event that has already happened, with the value None. A process yields this event if
+            it must yield one but need not wait.
+        moved: function that is called before the clock moves; ``Simulation`` sets it. The argument
+            is the time of the next event (s), or infinity without one. None for no call.
     """
 
     def __init__(self) -> None:

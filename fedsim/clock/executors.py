@@ -258,8 +258,8 @@ class WorkerProcesses(Executor):
     def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
         """Call a function in a worker process, and return its value; wait until it is done.
 
-        Each thread of the pool has its own process. It starts a process at its first call, and a
-        new one if that process has ended. An error of the function is raised by this method.
+        Each thread of the pool has its own process. The thread starts it at its first call, and
+        starts a new process if that process has ended. An error of the function is raised here.
         """
         if not hasattr(self._of_thread, "worker"):
             self._of_thread.worker = WorkerProcess(self._shares.take())

@@ -124,8 +124,8 @@ class OwnEvent(Event):
     """Event that only fedsim may fire; users' code may wait for it.
 
     Attributes:
-        advice: text that says when fedsim fires events of the class, and what users' code can do
-            instead of firing one.
+        advice: text for error messages: when fedsim fires events of the class, and what users' code
+            can do instead of firing one.
     """
 
     advice: ClassVar[str]

@@ -6,7 +6,7 @@ real time that computations take.
 
 Times lie on a grid of 2^-30 s (0.93 ns), on which sums are exact in a float64 up to 2^23 s (97
 days). The distance of later times is the distance of float64 numbers (60 ns after ten years), and
-two sums of them that should be equal may differ by a few of these distances.
+two sums of such times that should be equal may differ by a few of these distances.
 """
 
 import asyncio
@@ -180,7 +180,7 @@ class Simulation:
         settled: whether the state can be saved now: True after the run, and while functions given
             to ``between_instants`` run.
         working: whether the executor runs a computation in this thread now.
-        end: latest simulated time (s) at which the run can end; nothing is computed for later times.
+        end: latest simulated time (s) at which the run can end.
         ended: event that fires when the run is over, with the reason as its value. An example of
             its use is ``env.run(until=simulation.ended)``.
         idle: function that is called between the events of two times, and returns whether the run

@@ -45,7 +45,7 @@ def start(
     Args:
         module: the function's module.
         name: name of the function.
-        words: command-line arguments of the process, which it finds in ``sys.argv[1:]``.
+        words: command-line arguments of the process, which the function finds in ``sys.argv[1:]``.
         variables: environment variables, in addition to the variables of this process.
         options: other arguments of ``subprocess.Popen``.
 

@@ -5,7 +5,7 @@ therefore read in ``code_from_file``, which follows only import paths that the u
 ``allow_code=True`` allows all paths of one file. The environment variable ``$FEDSIM_ALLOW_CODE``
 (package names, comma-separated) and ``allow_code = ["mypackage"]`` in
 ``~/.config/fedsim/config.toml`` allow installed packages in all files. A scenario, study,
-checkpoint or run folder cannot allow code itself.
+checkpoint or run folder cannot allow any code.
 
 ``sys.path`` never changes. A file is loaded from its own path under a unique module name, and a
 package that is not installed from the working directory. Only allowed code can import the modules

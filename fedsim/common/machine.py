@@ -64,7 +64,7 @@ def usable_gpus(system: Path = _SYSTEM) -> list[str]:
     """Return the names of the NVIDIA GPUs that this process may use, in CUDA's notation.
 
     The names are the entries of ``CUDA_VISIBLE_DEVICES``, or the numbers of the GPUs of which the
-    driver knows. A process that gets one of them as ``CUDA_VISIBLE_DEVICES`` sees only this GPU.
+    driver knows. A process with one name as ``CUDA_VISIBLE_DEVICES`` sees only this GPU.
 
     Args:
         system: folder that has ``proc/driver/nvidia/gpus``.

@@ -75,8 +75,8 @@ class OnlyWith:
     """Annotation of a scenario key that has an effect only if another key has certain values.
 
     Args:
-        modes: names of the other keys of the table. The annotated key has an effect if at least
-            one of them has one of ``values``.
+        modes: names of the other keys of the table. The annotated key has an effect if at least one
+            of these keys has a value that is in ``values``.
         values: values of these keys, or kinds of their tables; by default any true value.
     """
 
@@ -164,7 +164,7 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: object) -> object:
-        """Raise an error for an unknown key, with the allowed keys and the nearest one in its message.
+        """Raise an error for an unknown key, which names the allowed keys and the nearest one.
 
         Returns:
             The table with the present names of keys; values -0.0 become 0.0.

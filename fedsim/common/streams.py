@@ -33,7 +33,7 @@ shared_generators = RLock()
 def generator_states() -> dict[str, object]:
     """Return the states of the process's global random generators (Python, numpy, torch).
 
-    A later difference shows that code has drawn from one of them.
+    If the states differ later, code has drawn from a generator in between.
 
     Returns:
         Name -> state, as a value that can be compared. ``torch`` is present if torch is loaded.

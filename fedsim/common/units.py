@@ -180,7 +180,7 @@ class Quantity:
         """Format a value with the unit that needs the fewest digits.
 
         The text reads back to an equal float. If several units need equally few digits, the largest
-        of them is used.
+        of these units is used.
         """
         exact_texts: list[tuple[int, float, str]] = []
         for unit, factor in self.units.items():

@@ -462,7 +462,7 @@ class Conductor:
         """
         if self.workers.are_on_ray:
             return self._start_on_ray(stack, progress)
-        # the workers inherit the lock, which lasts until the last of them has ended
+        # the workers inherit the lock, which lasts until the last worker has ended
         lock_descriptors: Sequence[int] = ()
         if self._holds_lock:
             lock_descriptors = stack.enter_context(files.locked(self.out))

@@ -359,7 +359,7 @@ def _extend(name: str, parts: Mapping[str, object], extending_parts: Sequence[st
             part must extend none of these.
 
     Raises:
-        ScenarioError: the part extends one that does not exist, or itself.
+        ScenarioError: the part extends itself, or a part that does not exist.
     """
     part = parts[name]
     if not isinstance(part, dict):

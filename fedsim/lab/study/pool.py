@@ -266,8 +266,8 @@ class WorkerPool:
         keep: file descriptors that the workers inherit. A lock on the study's folder then lasts
             until the last worker ends.
         most_bytes: a worker whose peak memory (bytes) is greater is replaced after its run.
-        gpus: names of GPUs, over which the workers are spread evenly. Each worker sees only one GPU.
-            Empty if workers see all GPUs.
+        gpus: names of GPUs, over which the workers are spread evenly. Each worker sees a single
+            GPU. Empty if workers see all GPUs.
     """
 
     def __init__(
