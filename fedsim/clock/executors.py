@@ -101,7 +101,7 @@ def make_executor(
     if workers is not None and workers < 1:
         raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
     # Workers share out the GPUs only for "cuda". For "cuda:1" each worker must see all GPUs, as the
-    # number counts all of them.
+    # number counts all GPUs.
     gpus = usable_gpus() if device == "cuda" else []
     if name is None:
         name = "processes" if len(gpus) > 1 and workers != 1 else "threads"

@@ -135,7 +135,8 @@ class _EndOfRun(OwnEvent):
     advice = "fedsim fires it at the end of the run, which stop(reason) of the simulation brings"
 
 
-# for each run that has not ended: the thresholds of the garbage collector before it began
+# one entry for each run that has not ended: the thresholds of the garbage collector before the
+# first of these runs began
 _running: list[tuple[int, int, int]] = []
 
 
@@ -145,8 +146,7 @@ def _rare_collections() -> Iterator[None]:
 
     A run makes little garbage, and frequent collections would take a quarter of its time.
     """
-    # Every entry of ``_running`` has the thresholds before the first of the runs. The first run to
-    # begin changes the thresholds, and the last run to end restores them.
+    # The first run to begin changes the thresholds, and the last run to end restores them.
     original = _running[0] if _running else gc.get_threshold()
     _running.append(original)
     objects, *older_generations = original

@@ -30,8 +30,8 @@ def number_devices(names: Iterable[str], devices: int) -> dict[str, int] | str:
     """Return the index of each device that a file names.
 
     If each name is a number from 0 to ``devices`` - 1, it is the index, and devices may be missing.
-    Otherwise the file must name exactly ``devices`` devices, and no name may be ``0``. The names are
-    then numbered in natural order, in which "c2" comes before "c10".
+    Otherwise the file must name exactly ``devices`` devices, and no name may be ``0``. The names
+    are then numbered in natural order, in which "c2" comes before "c10".
 
     Args:
         names: names of devices, each at least once.

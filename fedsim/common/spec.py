@@ -176,7 +176,7 @@ class Spec(BaseModel):
             if key in cls.instead and data[key] is not None:
                 raise _refusal_of_former(str(key), cls.instead[key])
             if key not in cls.model_fields:
-                # in the order of the class's fields
+                # lists the accepted keys in the order of the class's fields
                 accepted = [name for name in cls.model_fields if name in cls.takes()]
                 names = ", ".join(accepted)
                 hint = hint_for_key(str(key)) or nearest(str(key), accepted)

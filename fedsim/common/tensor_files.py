@@ -37,7 +37,7 @@ _DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
 _RANKS = {name: rank for rank, name in enumerate(_CODES)}
 _ALIGNMENT = 8  # the length of the header is a multiple of this number (bytes)
 _LENGTH_BYTES = 8  # size of the number that states the length of the header
-_LONGEST_HEADER = 100_000_000  # limit of the format (bytes)
+_LONGEST_HEADER = 100_000_000  # greatest length of a header that the format allows (bytes)
 
 
 class StoredTensor:

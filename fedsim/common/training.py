@@ -194,7 +194,7 @@ class Part:
         """Count of samples in the part."""
         first = self.number - 1
         parts = 2**self.splits
-        return len(range(first, self.out_of, parts))  # every 2^splits-th sample
+        return len(range(first, self.out_of, parts))  # the part has every 2^splits-th sample
 
 
 @saved()

@@ -23,7 +23,7 @@ EXACT_S = 2.0**23  # time (s; 97 days) up to which sums of times on the grid are
 # end of the simulated time (s), 317 years; near it float64s are 2 us apart, and much later a second
 # would be too short to change the time
 CLOCK_END_S = 1e10
-# shortest wait (s), which must advance the clock even near its end
+# shortest wait (s), which must advance the clock even near the end of the simulated time
 _LEAST_WAIT_S = 1e-3
 
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf"

@@ -102,7 +102,7 @@ class Drift:
             dispatch.population.shift(change.device, change.version, len(shard.train))
             dispatch.learner.shift(change.device, change.version)
             fields: dict[str, object] = {"what": self._spec.kind, "occasion": occasion}
-            if change.partner is not None:  # the device with which it exchanges data
+            if change.partner is not None:  # the device exchanges data with another device
                 fields["partner"] = change.partner
             dispatch.simulation.record("shift", {"device": change.device, **fields})
         for change in changes:

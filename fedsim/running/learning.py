@@ -117,7 +117,7 @@ class LearningBuilder:
         scenario = self._scenario
         if scenario.strategy.traits.brings_learning:
             # A stand-in: fedsim does not know the models of the strategy's own code. Training on a
-            # sample costs as much as with the reference model
+            # sample costs as much as with the reference model.
             flops = scenario.population.reference_flops or 1.0
             model = SizeOnly.model_validate(
                 {"kind": "size", "bytes": "4 B", "flops_per_sample": flops}

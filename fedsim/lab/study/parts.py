@@ -197,8 +197,8 @@ class PartReceiver:
         for name in received:
             if _first_part(name) != LIVE:  # intermediate results need not survive a power failure
                 sync(self._incoming / name)
-        # The order keeps the copy usable if this process is killed in between: what a file needs is
-        # there before it. Tables come first, which a checkpoint needs.
+        # The order keeps the copy usable if this process is killed in between: a file comes after
+        # the files that it needs. Tables come first, because a checkpoint needs them.
         for name in received:
             if _first_part(name) not in (CHECKPOINT, LIVE, SUMMARY):
                 self._move_file(name)

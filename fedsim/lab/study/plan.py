@@ -384,7 +384,7 @@ def plan(spec: StudySpec) -> Study:
             (``StudySpec.published``) belongs to no variant.
     """
     variants = expand_variants(spec)
-    if spec.published is not None:  # check that each row of published tables is a variant
+    if spec.published is not None:  # check that each row of numbers from a paper has a variant
         lines = [ComparedLine(variant.name, (), 0, variant.point) for variant in variants]
         beside_published(lines, Published(**spec.published))
     study = Study(spec)

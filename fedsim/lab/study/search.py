@@ -316,7 +316,7 @@ class Search(Spec):
 
     @property
     def batch(self) -> int:
-        """Count of trials of a variant that are proposed together, before the first of them runs."""
+        """Count of trials of a variant that are proposed together, before the first one runs."""
         return self.trials
 
     @property

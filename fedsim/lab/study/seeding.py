@@ -118,7 +118,7 @@ class Seeding:
             Whether a run was planned.
         """
         wall_s = {run.folder: _wall_s(path / run.folder) for run in self._study.runs}
-        left_s = math.inf  # rest of the budget of real time
+        left_s = math.inf  # rest of the budget of real time (s)
         if self._rule.most_time is not None:
             left_s = self._rule.most_time - math.fsum(wall_s.values())
         has_planned = False

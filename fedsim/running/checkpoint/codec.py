@@ -54,7 +54,7 @@ class Encoder:
     def __init__(self) -> None:
         self._indices: dict[int, int] = {}  # id() of an object -> its index in "objects"
         self._array_names: dict[int, str] = {}
-        # ranges (begin, end) of a model's parameters -> the same as an array, int64 [ranges, 2]
+        # ranges (begin, end) of a model's parameters -> these ranges as an array, int64 [ranges, 2]
         self._ranges: dict[Places, Ints] = {}
         self._waiting: deque[object] = deque()
         self.arrays: Arrays = {}
