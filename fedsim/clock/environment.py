@@ -251,6 +251,10 @@ class Environment(simpy.Environment):
             raise refusal("process", "generator", generator, GENERATOR_IN_WORDS)
         return simpy.Process(self, CheckedEvents(generator, self))
 
+    def owns(self, resource: simpy.Resource) -> bool:
+        """Return whether a resource of SimPy was made with this environment."""
+        return resource._env is self
+
     def peek(self) -> float:
         """Return the time of the next event (s), not of a cancelled alarm; infinity without one."""
         if self._calls:

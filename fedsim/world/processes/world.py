@@ -569,7 +569,7 @@ class World:
             raise SimulationError(
                 f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none"
             )
-        if slots._env is not self.env:
+        if not self.env.owns(slots):
             raise SimulationError(
                 "messages queue for a simpy.Resource of another environment, which no event of this "
                 "run can free; allowed is one of world.env, as simpy.Resource(world.env, 2)"
