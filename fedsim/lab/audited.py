@@ -36,10 +36,10 @@ class Audited(NamedTuple):
 def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
     """Check that the records of a run agree with each other, and validate the run's scenario.
 
-    The scenario is valid if this version of fedsim accepts it. It is listed as unchecked instead if
-    another version wrote it, if its code may not be imported, or if it needs a package that is not
-    installed. A value of an earlier version's scenario that this version does not know is listed as
-    unchecked, too.
+    The scenario is valid if this version of fedsim accepts it. A refusal is a finding only if this
+    version wrote the scenario, and if all code and packages that the scenario names are available.
+    Any other refusal is listed in ``unchecked``. A scenario with values that this version does not
+    have is not validated, and these values are listed in ``unchecked``.
 
     Args:
         path: the run folder.
@@ -47,7 +47,7 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
             this code can be checked only if it is imported.
 
     Raises:
-        RunFolderError: there is no run folder.
+        RunFolderError: ``path`` is not a run folder.
     """
     run = RunFolder(path)
     findings = audit(path, allow_code=allow_code)
@@ -74,7 +74,7 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
         can_be_validated = can_import_all and is_of_this_version and not missing_packages
         if can_be_validated and not is_refusal_of_code(refusal):
             findings[VALID] = [refusal]
-        else:  # the refusal may have a reason on this machine, and says nothing about the run
+        else:  # the reason may be code or a package of this machine, and not the run
             unchecked.append(f"{files.SCENARIO}: it cannot be validated here ({refusal})")
     return Audited(findings, unchecked)
 

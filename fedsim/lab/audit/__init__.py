@@ -1,4 +1,4 @@
-"""The audit: checks whether a run folder is possible and consistent, without the engine.
+"""The audit: checks whether the files of a run folder can be true, without the simulator's code.
 
 Each check is a function over the folder's tables (``Evidence``) that yields the problems that it
 finds. ``audit`` runs all checks.
@@ -114,7 +114,10 @@ OF_SIMULATIONS: dict[str, str] = {
     "epochs agree with their ends": "the ends of real epochs are not recorded",
     "devices worked only while they could be reached": "a node that is gone is noticed late",
 }
-"""Dict from check to the reason why it does not suit a deployment, whose times were measured."""
+"""Dict from the title of a check that is only for simulations to the reason why.
+
+``audit`` leaves these checks out for a deployment, whose times were measured on real machines.
+"""
 
 MOST_FINDINGS = 10_000
 """Most findings listed for one check: one superfluous record can make all later ones wrong."""

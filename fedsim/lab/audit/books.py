@@ -67,8 +67,8 @@ def check_record_hashes(evidence: Evidence) -> Iterator[str]:
     summary has no ``events_block``, it hashes single records.
 
     Raises:
-        RunFolderError: the ``data`` of a record is not a JSON object. This check parses the data
-            that no other check parses.
+        RunFolderError: the ``data`` of a record is not a JSON object. This check also parses the
+            ``data`` of kinds of records that no other check reads.
     """
     summary = evidence.run.summary
     times = evidence.events["time"].tolist()
@@ -90,7 +90,10 @@ def check_record_hashes(evidence: Evidence) -> Iterator[str]:
 
 
 def check_stop_reason(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if the summary's status or stop reason contradicts the record ``run-end``."""
+    """Yield findings for an unknown status, or a status or stop reason that contradicts ``run-end``.
+
+    The summary has the status and the stop reason, and the record ``run-end`` has the reason, too.
+    """
     status = evidence.run.summary["status"]
     stopped = evidence.run.summary["stopped"]
     if status not in _STATUSES:
@@ -147,7 +150,7 @@ def check_transfers(evidence: Evidence) -> Iterator[str]:
             "transfers"
         )
     count = min(len(recorded), len(transfers))
-    payload_lists = evidence.payloads.lists  # columns ``payloads`` have indices of this list
+    payload_lists = evidence.payloads.lists  # columns ``payloads`` have indices into this list
     for name in _COMPARED_COLUMNS:
         stated = np.asarray(transfers[name])[:count]
         expected = np.asarray(recorded[name])[:count]
@@ -194,8 +197,8 @@ def check_delivered_bytes(evidence: Evidence) -> Iterator[str]:
 def check_header_bytes(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each transfer whose bytes on the wire contradict the scenario's protocol.
 
-    The bytes on the wire are the delivered bytes times the protocol's overhead for headers. A
-    user's own protocol may send more bytes than that, but not fewer.
+    The bytes on the wire are the delivered bytes times the protocol's overhead for headers, or 0 if
+    the message uses no link. A user's own protocol may send more bytes than that, but not fewer.
     """
     transfers = evidence.transfers
     of_devices = transfers["device"] != NOTHING
@@ -323,7 +326,7 @@ def _check_entries(summary: Mapping[str, Any], expected: Mapping[str, Any]) -> I
         stated = summary.get(name)
         if isinstance(stated, float | int) and isinstance(recounted, float | int):
             agree = is_close(stated, recounted, atol=1e-9)
-        else:  # the summary has what JSON makes of the value, such as a list of a tuple
+        else:  # the summary has the value as JSON, which has a list in place of a tuple
             agree = stated == json.loads(json.dumps(recounted))
         if not agree:
             yield f"{name} is {stated!r} in the summary, the records say {recounted!r}"

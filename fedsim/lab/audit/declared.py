@@ -224,9 +224,10 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "nothing: it changes values alone": ("gaussian", "label-flip", "scaled", "sign-flip")
     },
 }
-"""Dict from family of parts to dict from what is checked to the kinds of parts.
+"""Dict from family of parts to a dict from what the audit checks to the kinds of parts.
 
-Every new kind needs an entry.
+For example, the audit checks the bytes of the kinds in ``PARTS["codec"]["bytes"]``. Every new kind
+needs an entry.
 """
 
 

@@ -138,7 +138,7 @@ def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
 
 
 def check_batteries(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for impossible battery levels, and for wrong energy of tasks in their records.
+    """Yield findings for impossible levels of batteries, and for task energy that they state wrongly.
 
     A level has to lie from 0 to the battery's capacity, and to equal the initial energy plus the
     energy charged, minus the energy drawn. The energy that tasks drew from a battery has to equal
@@ -347,7 +347,7 @@ class _Account:
         is_continuous = self.drawn["row"] == _CONTINUOUS
         at_records = self.drawn[~is_continuous]
         round_index = np.searchsorted(end_rows, at_records["row"], side="right")
-        # the last count is of records after the last round, which count for none
+        # the last entry is for records after the last round, which belong to no round
         of_records = np.bincount(round_index, at_records[quantity], len(end_rows) + 1)[:-1]
         continuous = self.drawn[is_continuous & (self.drawn["end"] > self.drawn["start"])]
         round_ends = self._events["time"].to_numpy()[end_rows]
@@ -445,7 +445,7 @@ class _Account:
             cuts_tail |= events.index.isin(battery.index[battery["is_flat"]])
         limits = events.assign(row=events.index)[begins_tail | cuts_tail]
         is_begin = begins_tail[limits.index]
-        # the device's next record that begins or cuts a tail, which ends this one
+        # the device's next record that begins or cuts a tail; the current tail ends there
         following = limits.groupby("device")[["row", "time"]].shift(-1)
         following = following.fillna({"row": len(events), "time": np.inf})[is_begin]
         tails = limits[is_begin].rename(columns={"time": "start"})

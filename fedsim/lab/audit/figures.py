@@ -44,12 +44,12 @@ def check_metrics(evidence: Evidence) -> Iterator[str]:
 def _check_stop(
     evidence: Evidence, name: str, column: "pd.Series[float]", best_is: str
 ) -> Iterator[str]:
-    """Yield a finding if a metric reached the value at which the run stops before its last round.
+    """Yield a finding if a round before the last one reached the metric's stop value.
 
     Args:
-        evidence: the run folder, whose scenario may set such a value.
+        evidence: the run folder, whose scenario may set a stop value.
         name: name of the metric.
-        column: its values in the rounds that have one.
+        column: the metric's values in the rounds that have a value.
         best_is: ``most`` if greater values are better, ``least`` if smaller ones are.
     """
     stop = evidence.run.scenario["stop"].get("metrics", {}).get(name)

@@ -24,7 +24,7 @@ _SAMPLES = {
 """Dict from built-in data source to shape of a sample, and count of classes."""
 
 _HIDDEN_WIDTHS: Mapping[str, tuple[int, ...]] = {"logistic": (), "femnist-mlp": (512,)}
-"""Dict from kind of model with dense layers only to the outputs of its hidden layers."""
+"""Dict from kind of model to the count of outputs of each hidden layer; all layers are dense."""
 
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _MODEL_FILES = ("global", "group", "device")
@@ -36,7 +36,7 @@ def coded_bytes(codec: TomlTable, count: int, model_parameters: int) -> float | 
     Args:
         codec: the scenario's section of the compression, such as ``messages.up``.
         count: count of the parameters that are sent.
-        model_parameters: count of the parameters of the whole model; differs if only some are sent.
+        model_parameters: count of the parameters of the whole model, at least ``count``.
 
     Returns:
         The size (bytes); None if the compression is user code.
@@ -96,7 +96,7 @@ def models_in_file(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, 
 
 
 def saved_tensors(evidence: Evidence) -> Tensors | None:
-    """Return the shapes of the tensors of any saved model of the run; None if it saved none."""
+    """Return the shapes of the tensors of one saved model of the run; None if it saved no model."""
     for name, tensors in sorted(evidence.models.items()):
         if name in _MODEL_FILES:
             return next(iter(models_in_file(tensors, name).values()), None)
@@ -210,7 +210,7 @@ def count_parameters(tensors: Tensors) -> int:
 
 
 def count_sent_parameters(scenario: TomlTable, tensors: Tensors) -> int | None:
-    """Count the parameters of a model that devices send; personal ones never leave a device.
+    """Count the parameters of a model that devices send; personal parameters are not sent.
 
     Args:
         scenario: the scenario.
@@ -243,7 +243,7 @@ def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
         if strategy["keeps"] == "statistics":
             return [name for name in tensors if name.endswith(("running_mean", "running_var"))]
         return [name for name in tensors if _is_norm(name, tensors)]
-    # of the model's two keys, ``keep`` selects the local tensors, and ``send`` all others
+    # ``model.keep`` has patterns of the local tensors, ``model.send`` of the tensors that are sent
     model = scenario.get("model", {})
     patterns = model.get("keep", model.get("send"))
     if not patterns:

@@ -65,7 +65,8 @@ def check_devices(evidence: Evidence) -> Iterator[str]:
     of_devices = events["kind"].isin(("arrival", "departure", "shift"))
     template = "record {row} ({kind}) is of no device"
     yield from report_rows(template, events, of_devices & (events["device"] == NOTHING))
-    # A server may ask a device without knowing that it has left: that task ends at once.
+    # A server may ask a device without knowing that the device has left. Such a task ends at once
+    # with the outcome ``left``, and is allowed.
     has_left = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
     work = events[(ends | starts) & (events["device"] != NOTHING) & ~has_left]
     yield from _check_lifetimes(evidence, work)
@@ -197,7 +198,7 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
     largest_cohort = _largest_cohort(strategy, evidence.trainable)
     most_at_work = strategy.get("concurrency", math.inf)
     if strategy["kind"] == "fedat":
-        # a tier whose clients were lost asks others in the same round, but no more at a time
+        # a tier replaces lost clients within a round, so only its clients at a time are limited
         most_at_work = largest_cohort
         largest_cohort = math.inf
     clients = starts.groupby("round")["device"].nunique()
@@ -217,14 +218,14 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
 
 
 def _largest_cohort(strategy: TomlTable, devices: int) -> float:
-    """Return the most clients that a round of the strategy may ask; infinity if unlimited.
+    """Return the greatest count of clients that a round may ask; infinity if it is unlimited.
 
     Args:
         strategy: the strategy's section of the scenario.
         devices: count of devices that may train.
     """
     if "participation" in strategy:
-        # the share of each group is rounded on its own, which adds at most a client per group
+        # the count of clients is rounded in each group, which adds at most one client per group
         share = max(strategy["participation"], strategy["moment"].get("participation", 0.0))
         return float(round(share * devices) + strategy.get("groups", 0))
     clients = strategy.get("clients_per_round")
@@ -262,7 +263,7 @@ def _expected_files(evidence: Evidence, models: Collection[str]) -> set[str]:
 
     Args:
         evidence: the run folder.
-        models: names of the files that it has left.
+        models: names, without suffix, of the model files in the folder.
     """
     run = evidence.run
     strategy = run.scenario["strategy"]["kind"]
@@ -311,7 +312,7 @@ def _layer_widths(model: TomlTable) -> tuple[int, ...] | None:
 def _check_layers(
     name: str, tensors: Mapping[str, StoredTensor], kind: str, widths: tuple[int, ...]
 ) -> Iterator[str]:
-    """Yield a finding for each model in a file whose layers have other widths than the scenario's.
+    """Yield a finding for each model in a file if its layers do not have the scenario's widths.
 
     Args:
         name: name of the file, without suffix.

@@ -29,7 +29,7 @@ _DIRECTIONS = ("down", "up")
 _DEVICE_TO_SERVER, _DEVICE_TO_EDGE, _EDGE_TO_SERVER = range(3)
 
 _LinkUser = tuple[str, int, int]
-"""Messages on a link: direction, part of the route, and place (of devices, or an edge server)."""
+"""Kind of messages: direction, section of the route, and index of a place or edge server."""
 
 
 class Link(NamedTuple):
@@ -41,8 +41,8 @@ class Link(NamedTuple):
         rate: rate at the run's begin (bytes/s).
         users: kinds of messages that use the link, as triples (direction, section, index). The
             direction is ``down`` or ``up``. The section of the route is 0 between device and
-            server, 1 between device and edge server, 2 between edge server and server. The index is
-            that of the place where the devices are attached or, in section 2, of the edge server.
+            server, 1 between device and edge server, 2 between edge server and server. The index
+            identifies the place where the devices are attached or, in section 2, the edge server.
     """
 
     name: str
@@ -203,7 +203,8 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
         took=messages["end"] - messages["begin"],
         latest_end=messages["end"] + slack,
     )
-    # most bytes of each message: at a constant rate, and then again for links whose rate varies
+    # upper bound of the bytes of each message at a constant rate; the loop replaces it for links
+    # whose rate varies
     allowed = (messages["rate"] * (messages["took"] + slack) * RATE_TOLERANCE).to_numpy(copy=True)
     for name, rows in messages.groupby("link").indices.items():
         link = str(name)
@@ -220,7 +221,7 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
 
 
 def _allowed_bytes(rate: LinkCapacity, messages: pd.DataFrame) -> Floats:
-    """Return the most bytes that a link can carry while each message is under way.
+    """Return an upper bound of the bytes that a link can carry while each message is under way.
 
     Args:
         rate: rate of the link over time.
@@ -253,14 +254,15 @@ def _check_peers(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> It
         "down": endpoint_numbers(transfers["receiver"], "device"),
     }
     device_s = np.append(_peer_latencies(evidence, layout), 0.0)  # row -1, no device: 0 s
-    latency = np.zeros(len(transfers))  # of each message: both devices add to it
+    latency = np.zeros(len(transfers))  # latency of each message, to which both devices add
     for endpoint in endpoints.values():
         latency += device_s[evidence.row_of(endpoint)]
         latency += rates.beyond_mean_s(np.asarray(endpoint), transfers["start"].to_numpy())
     messages = transfers.assign(begin=transfers["start"] + np.where(between_peers, latency, 0.0))
     for direction, endpoint in endpoints.items():
-        # device whose link in this direction each message crosses, ``NOTHING`` for none: of a
-        # message between devices its sender (up) or receiver (down), of others the task's device
+        # ``link_owner``: the device whose link in this direction a message crosses, ``NOTHING`` for
+        # none. It is the sender (up) or receiver (down) of a message between devices, and the
+        # task's device for any other message.
         device_of_task = np.where(transfers["direction"] == direction, transfers["device"], NOTHING)
         link_owner = np.where(between_peers, endpoint, device_of_task)
         built_rates = evidence.devices[f"link_{direction}"].to_numpy()
@@ -334,7 +336,8 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
 
     The file has ``links`` (rate by name), ``routes`` between devices and server and, with edge
     servers, routes ``below`` and ``above`` them. ``routes[direction][place]`` is the list of names
-    of the links that the messages of the place cross, of an edge server in ``above``.
+    of the links that the messages of a place cross, such as ``["server up", "cell 3 up"]``. In
+    ``above``, the place is an edge server.
     """
     edges = network.get("edges", {"below": {}, "above": {}, "latency": 0.0})
     users_of_link: dict[str, list[_LinkUser]] = {name: [] for name in network["links"]}
@@ -359,7 +362,7 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
     latency = float(edges["latency"])
     place_s = np.array(delays["places"], dtype=np.float64).reshape(place_count) + latency
     edge_s = np.array(delays["edges"], dtype=np.float64).reshape(edge_count) + latency
-    return LinkLayout(links, place_s, np.append(edge_s, 0.0))  # 0: of no edge server
+    return LinkLayout(links, place_s, np.append(edge_s, 0.0))  # 0 for messages of no edge server
 
 
 def check_network_file(evidence: Evidence) -> Iterator[str]:

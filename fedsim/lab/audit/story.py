@@ -25,11 +25,11 @@ _ALLOWED_PAIRS = (
     ("task-end", "task-start"),
     ("task-end", "step-end"),
 )
-"""Pairs of a task's records: a kind, and the kind that may directly precede it."""
+"""Pairs of kinds of a task's records: a kind, and the kind of the record before; "" for none."""
 
 
 def check_time_order(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if the times of records fall, or if the run's end is not the last record."""
+    """Yield findings if a record is earlier than the one before, or ``run-end`` is not the last."""
     events = evidence.events
     records = events.assign(previous_time=events["time"].shift(fill_value=0.0))
     template = "record {row} ({kind}) is at {time!r} s, after one at {previous_time!r} s"
@@ -94,7 +94,7 @@ def check_one_task_at_a_time(evidence: Evidence) -> Iterator[str]:
     current = np.append(task, 0)[begin_row]  # the device's current task; 0 for row -1
     is_current = (begin_row >= 0) & (task == current)
     ends = (events["kind"] == "task-end") & is_current
-    # no record since that start, up to this one, ends the device's current task
+    # busy: no record after ``begin_row``, up to this record, ends the device's current task
     is_busy = (begin_row >= 0) & (last_marked_rows(ends, device) <= begin_row)
     is_step = events["kind"].isin(("step-start", "step-end"))
     template = "device {device} begins task {task} at {time!r} s while it still has task {current}"

@@ -135,12 +135,10 @@ class MessageSizes:
 
     @cached_property
     def _parameter_count(self) -> int | None:
-        """Count of the whole model's trained parameters.
+        """Count of the whole model's trained parameters; None if it is not known.
 
-        Of the whole model devices may send only some parameters, ``_sent_count``, and a reduced
-        model has fewer. None if neither saved tensors nor the scenario determine the count; of a
-        model that the scenario gives only a size, the count is known and ``_trained_tensors`` is
-        None.
+        The count is known from ``_trained_tensors``, or from the size (bytes) in a scenario whose
+        model is only a size. Devices may send fewer parameters (``_sent_count``).
         """
         if self._trained_tensors is not None:
             return count_parameters(self._trained_tensors)
@@ -241,7 +239,7 @@ class MessageSizes:
         return f"the codec {codec['kind']!r} makes {expected} of it"
 
     def _model_count(self, purpose: str) -> int | None:
-        """Return the count of models in a message of a purpose; None if any count is allowed."""
+        """Return the count of models in a message part; None if any count is allowed."""
         to_all_groups = purpose == "model" and self._strategy["kind"] in _TO_ALL_GROUPS
         if purpose in ("directions", "migration") or to_all_groups:
             groups: int = self._strategy["groups"]
@@ -298,9 +296,9 @@ class MessageSizes:
             round_number: index of the round, for which a size may be drawn anew.
         """
         sizes = self._strategy["sizes"]
-        if isinstance(sizes, dict):  # by kind of device, which is not known here
+        if isinstance(sizes, dict):  # sizes by kind of device; the folder does not have the kinds
             return [*sizes.values()]
-        # the draws of the strategy, with the same options in the same order
+        # the strategy's draw is repeated, which needs the same options in the same order
         if self._strategy["redraw"]:
             options = sorted(set(sizes))
             generator = self._streams.generator("strategy/size", device, round_number)
