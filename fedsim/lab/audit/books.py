@@ -90,9 +90,9 @@ def check_record_hashes(evidence: Evidence) -> Iterator[str]:
 
 
 def check_stop_reason(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for an unknown status, or a status or stop reason that contradicts ``run-end``.
+    """Yield findings if the summary's status is unknown, or if ``run-end`` contradicts the summary.
 
-    The summary has the status and the stop reason, and the record ``run-end`` has the reason, too.
+    The record ``run-end`` has the reason why the run stopped. The summary has it too, and a status.
     """
     status = evidence.run.summary["status"]
     stopped = evidence.run.summary["stopped"]

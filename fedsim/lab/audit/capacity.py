@@ -20,7 +20,7 @@ class Stretch(NamedTuple):
     Attributes:
         begin: begin of the interval (s).
         end: end of the interval (s).
-        carried: size of the messages that lie wholly within the interval (bytes).
+        carried: total size of the messages that lie wholly within the interval (bytes).
     """
 
     begin: float
@@ -51,9 +51,10 @@ class LinkCapacity(ABC):
 
     @abstractmethod
     def capacity_until(self, until: Floats) -> Floats:
-        """Return the most bytes that the link can carry from time 0 to each of the given times.
+        """Return how many bytes the link can carry from time 0 to each of the given times.
 
-        Periods of infinite rate count as 0 bytes; ``is_unlimited`` tells which intervals have one.
+        Periods of infinite rate count as 0 bytes. ``is_unlimited`` tells whether an interval has
+        such a period.
 
         Args:
             until: times (s); float64 [times].
@@ -107,7 +108,7 @@ class LinkCapacity(ABC):
             sent_bytes = np.cumsum(size[due_by_then])
             excess = sent_bytes - RATE_TOLERANCE * (missed_due - begin_bytes[due_by_then])
             worst = int(excess.argmax())
-            if excess[worst] > 0:  # false only by rounding errors of the sums
+            if excess[worst] > 0:  # only rounding errors of the sums can make it false
                 last_end = end[due_by_then].max().item()
                 return Stretch(begin.item(due_by_then[worst]), last_end, sent_bytes.item(worst))
         return None

@@ -138,7 +138,7 @@ def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
 
 
 def check_batteries(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for impossible levels of batteries, and for task energy that they state wrongly.
+    """Yield findings for impossible levels of batteries, and for wrong sums of energy for tasks.
 
     A level has to lie from 0 to the battery's capacity, and to equal the initial energy plus the
     energy charged, minus the energy drawn. The energy that tasks drew from a battery has to equal

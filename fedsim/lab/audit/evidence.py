@@ -59,8 +59,8 @@ class Evidence:
 
     Attributes:
         run: the run folder.
-        payloads: index of the distinct payload lists (purpose and bytes of each part) of the run's
-            messages; columns named ``payloads`` are indices in its ``lists``.
+        payloads: the distinct payload lists (purpose and bytes of each part) of the run's messages.
+            Columns named ``payloads`` have indices into ``payloads.lists``.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -143,7 +143,7 @@ class Evidence:
         encoded = column.combine_chunks().dictionary_encode()
         distinct_texts = encoded.dictionary.to_pylist()
         text_of_record = encoded.indices.to_numpy()  # index in ``distinct_texts``; int32 [records]
-        cells = []  # of each distinct text
+        cells = []  # values of the reader's columns, for each distinct text
         for index, text in enumerate(distinct_texts):
             try:
                 data = json.loads(text)
@@ -203,7 +203,8 @@ class Evidence:
         columns = ["kind", "step", "time", "device", "round", "task", "outcome"]
         records = data.join(self.events[columns])
         # A message of a task starts with its step, whose name gives the direction. A message
-        # between parts of the server takes no time and always arrives. All others state both.
+        # between parts of the server takes no time and always arrives. The records of all other
+        # messages state start and direction.
         ends_step = records["kind"] == "step-end"
         of_servers = records["kind"] == "server-transfer"
         step_start = self.steps["start"].reindex(records.index)
@@ -292,9 +293,9 @@ class Evidence:
     def trainings(self) -> pd.DataFrame:
         """DataFrame of the records that end a training.
 
-        It adds ``begin_row`` (row of the record of the training's begin), ``start`` (time of that
-        record, s), the epochs, samples and layers from the record's ``data``, and ``core_s``, the
-        core time on a shared host (s).
+        Besides the columns of the records it has ``begin_row`` (row of the record that begins the
+        training), ``start`` (time of that record, s), the epochs, samples and layers from the
+        record's ``data``, and ``core_s``, the core time on a shared host (s).
         """
         trainings = self.data_of("step-end of train")
         return self.steps.loc[trainings.index].join(trainings).join(self.core_s)
@@ -304,8 +305,8 @@ class Evidence:
         """DataFrame of ``transfers.parquet``, the table with a row for each message.
 
         The added column ``edge`` is the index of the edge server that sent or received the message.
-        It is ``NOTHING`` (a negative number) for messages without an edge server, and between
-        devices.
+        It is ``NOTHING`` (a negative number) for messages without an edge server, and for messages
+        between devices.
         """
         columns = [name for name in TRANSFERS.names if name != "payloads"]
         frame = self.frame(files.TRANSFERS, columns)
@@ -351,8 +352,8 @@ class Evidence:
             Rows, -1 for a device that has no row; int64, of the shape of ``device``.
         """
         index = pd.Index(self.devices["device"])
-        # A table of all devices is in the order of their IDs, so that a row equals the ID. A table
-        # with an ID twice is damaged, and is read in the same way.
+        # In a table of all devices, the row of a device is its ID. A table with an ID twice is
+        # damaged, and is read as if it had all devices.
         if self.run.has_all_devices or not index.is_unique:
             index = pd.RangeIndex(len(index))
         rows: Ints = index.get_indexer(np.asarray(device)).astype(np.int64)

@@ -48,7 +48,8 @@ def check_transfer_times(evidence: Evidence) -> Iterator[str]:
         if _is_traced(network, "device", direction):
             yield from _check_traced(evidence, spans, direction)
             continue
-        # the smallest rate: of the device's own link, or an even share of a shared link
+        # the smallest possible rate: the rate of the device's own link, or an even share of the
+        # rate of a shared link
         rate = values_at_rows(devices[f"link_{direction}"], spans["device_row"].to_numpy())
         for link_rate, link in _limited_links(network, direction, spans["device"].to_numpy()):
             rate = np.minimum(rate, link_rate / _largest_counts(spans, link))

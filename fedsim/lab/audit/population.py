@@ -16,16 +16,16 @@ from fedsim.lab.audit.frames import NOTHING, read_quantity, report_rows, values_
 from fedsim.lab.audit.strategies import WITHOUT_GROUPS
 
 _ROUNDING = 1e-9
-# most rows of the availability that are checked, so that the check takes a fraction of a second
+# upper bound of the checked rows of availability, so that the check takes a fraction of a second
 _MOST_CHECKED_ROWS = 20_000
 
 
 def check_lifetimes(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose arrival or departure contradicts scenario or records.
 
-    The table of devices has these times (s). If the scenario has no arrivals, all of them have to
-    be 0; if it has no departures, all have to be infinite. Otherwise each time within the run needs
-    a record with the same time.
+    The table of devices has these times (s). If the scenario defines no arrivals, all arrivals have
+    to be 0. If it defines no departures, all departures have to be infinite. Otherwise each time
+    within the run needs a record with the same time.
     """
     devices = evidence.devices
     events = evidence.events
@@ -54,7 +54,7 @@ def check_lifetimes(evidence: Evidence) -> Iterator[str]:
             f"device {{device}} has its {kind} at {{time!r}} s, by the table at {{stated!r}} s"
         )
         yield from report_rows(template, records.assign(stated=stated), differs)
-        # from the table to the records; a device that is present from the begin has none
+        # from the table to the records; a device that is present from the begin has no arrival
         needs_record = (times != unset) & (times < end)
         if key == "arrivals":
             needs_record &= times > 0.0
@@ -150,13 +150,13 @@ def _draw_phases(
 def check_groups(evidence: Evidence) -> Iterator[str]:
     """Yield findings for tasks with several rounds or groups, and for devices in a wrong group.
 
-    All records of a task that fedsim writes have to state the same round and the same group
-    (cluster). In the table of devices, a device has to be in the group to which it was assigned last, or in none if the
-    strategy has no groups.
+    All records that fedsim writes about one task have to state the same round and the same group
+    (cluster). In the table of devices, a device has to be in the group to which it was assigned
+    last. If the strategy has no groups, no device may be in a group.
     """
     events = evidence.events
     devices = evidence.devices
-    # a strategy may name a task in records of its own, without the task's round and group
+    # the strategy's own records may name a task without the task's round and group
     of_tasks = events[(events["task"] != NOTHING) & events["kind"].isin(OWN_KINDS)]
     for name in ("round", "group"):
         first_of_task = of_tasks.drop_duplicates("task").set_index("task")[name]
@@ -182,9 +182,9 @@ def check_groups(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_edges(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for groups of HierFAVG whose index is not their edge server's.
+    """Yield findings for groups of HierFAVG whose index is not the index of their edge server.
 
-    Aggregations of edge servers, and the devices that are attached to them, are checked.
+    The groups of edge servers' aggregations, and of devices attached to edge servers, are checked.
     """
     aggregates = evidence.data_of("aggregate").join(evidence.events["group"])
     aggregates = aggregates[["edge", "group"]]
@@ -249,9 +249,10 @@ def check_shifts(evidence: Evidence) -> Iterator[str]:
 def check_tests(evidence: Evidence) -> Iterator[str]:
     """Yield a finding if the run's last accuracy is not the mean of the devices' last accuracies.
 
-    The table of rounds has the run's accuracy, and the table of devices has the devices'. The mean
-    may be plain or weighted by test samples. If no round has an accuracy, no device may have one.
-    The mean is not checked if data have shifted since the test, or if the table lacks devices.
+    The table of rounds has the run's accuracies, and the table of devices has each device's last
+    accuracy. The mean may be plain or weighted by test samples. If no round has an accuracy, no
+    device may have an accuracy. The mean is not checked if data have shifted since the test, or if
+    the table of devices lacks devices.
     """
     rounds = evidence.rounds
     devices = evidence.devices

@@ -21,7 +21,9 @@ def check_reachability(evidence: Evidence) -> Iterator[str]:
     """Yield findings for work of unreachable devices, and for tasks that were lost without a cause.
 
     A task may be lost only if its device cannot be reached, is switched off, or loses its edge
-    server. Devices that have no row in the table of availability are not checked.
+    server. The table of availability has the times from which a device can or cannot be reached.
+    Devices without a row in this table are not checked. If a row cannot follow the row before, only
+    such rows are reported.
     """
     table = evidence.availability
     wrong = _is_impossible(evidence, table)

@@ -14,9 +14,10 @@ _ROUNDING = 1e-9
 def check_epsilon(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the rounds' epsilon does not follow from noise, delta and count of rounds.
 
-    Epsilon is the privacy loss up to a round. It has to be empty if the scenario does not ask for
-    it, and must never fall. The last value is compared with a recomputation, which is exact or
-    gives a lower and an upper bound.
+    Epsilon is the privacy loss up to a round. It must never fall, and has to be empty if the
+    scenario does not ask for it, unless the strategy is the user's. If the package dp-accounting is
+    installed, the last value is compared with a recomputation, which is exact or gives a lower and
+    an upper bound.
     """
     strategy = evidence.run.scenario["strategy"]
     aggregation = strategy.get("aggregation", {})
@@ -68,13 +69,13 @@ def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, 
     selection = strategy.get("selection", {"kind": "random"})
     # CATA-Fed has names of selections instead of tables
     is_uniform = isinstance(selection, dict) and selection["kind"] == "random"
-    # only a uniform draw hides who took part, and noise in each update gains nothing from it
+    # a uniform draw adds privacy, as it hides who took part, but not to noise in each update
     if is_local or not is_uniform:
         return upper, upper
     rounds_by_share = _count_rounds_by_share(evidence, devices)
     if sum(rounds_by_share.values()) != count:  # some begins of rounds are not recorded
         return 0.0, upper
-    # a share of all devices is the least probability, because the draw is among the idle ones
+    # the share of all devices is a lower bound of the probability, as only idle devices are drawn
     lower = _compute_epsilon(noise, rounds_by_share, delta, accountant)
     if _is_always_idle(evidence.run.scenario):
         return lower, lower

@@ -27,9 +27,9 @@ _ROUNDING = 1e-6
 def check_epoch_ends(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each training whose count of epochs contradicts the epochs' ends.
 
-    The recorded ends of epochs (s) have to be in order and within the training. The count of epochs
-    has to be the count of ends. It may be 0 if the update contains no epoch, for example because
-    the training was cut off.
+    The recorded ends of epochs (s) have to be in order, within the training, and at most as many
+    as the epochs for which the client was asked. The count of epochs has to be the count of ends,
+    or 0 if the update contains no epoch, for example because the training was cut off.
     """
     trainings = evidence.trainings
     count = trainings["epoch_ends"].map(len)
@@ -49,9 +49,10 @@ def check_epoch_ends(evidence: Evidence) -> Iterator[str]:
 
 
 def check_requested_epochs(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each training that was asked for other epochs than the scenario's.
+    """Yield a finding for each training whose requested count of epochs is not the scenario's.
 
-    Only trainings in rounds are checked: profiling before a selection may use other epochs.
+    Only strategies that always ask for ``local_epochs`` are checked, and only trainings in rounds:
+    profiling before a selection may have another count.
     """
     strategy = evidence.run.scenario["strategy"]
     if strategy["kind"] not in PLAIN_EPOCHS:
@@ -94,9 +95,9 @@ def check_durations(evidence: Evidence) -> Iterator[str]:
     - If devices have slow phases, in which their speed has a factor below 1, a training may take up
       to 1 / factor as long.
     - If speeds follow from the model's operations, or an epoch of the strategy takes longer than
-      the training on its samples (MOON), all durations differ from the expected ones by an unknown
-      common factor. The median ratio of the trainings is taken for it. With slow phases in
-      addition, nothing is checked.
+      the training on its samples (MOON), all durations differ from the expected durations by an
+      unknown common factor. The median ratio of the trainings estimates this factor. With slow
+      phases in addition, nothing is checked.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
@@ -165,7 +166,7 @@ def _passes_per_epoch(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
     strategy = scenario["strategy"]
     training = scenario["training"]
     strategy_steps = strategy.get(SGD_STEPS.get(strategy["kind"], ""))
-    # settings of single devices; NaN for a device without a setting of its own
+    # settings of single devices; NaN for a device without such a setting
     own_steps = _local_setting(evidence, "local_steps", trainings)
     own_sizes = _local_setting(evidence, "batch_size", trainings)
     samples = values_at_rows(evidence.devices["samples"], evidence.row_of(trainings["device"]))
@@ -204,10 +205,11 @@ def _follows_from_speed(scenario: TomlTable) -> bool:
 
 
 def _last_trainings(evidence: Evidence) -> pd.DataFrame:
-    """Return the last training of each device that can be compared with its speed.
+    """Return each device's last training, if its duration can be compared with the device's speed.
 
-    The training has to have ended an epoch, to have used all samples, and to have begun after the
-    last shift of the device's data. Devices that a process slowed down are left out.
+    Trainings without an ended epoch, or on a part of the samples, do not count. The last training
+    has to begin after the last shift of the device's data. Devices that a process slowed down are
+    left out.
 
     Returns:
         Rows of ``Evidence.trainings``, sorted by device.
@@ -270,7 +272,7 @@ def _duration_ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> floa
     last_end = times[-1]
     seconds = last_end - training.start
     is_on_shared_host = not math.isnan(training.core_s)
-    if is_on_shared_host:  # core time counts; it is of whole trainings
+    if is_on_shared_host:  # the core time counts, which is recorded only for a whole training
         is_whole = last_end == training.time
         seconds = training.core_s if is_whole else math.nan
     shortest_s = 1e4 * TICK_S * len(training.epoch_ends)  # shorter times are too coarse to compare

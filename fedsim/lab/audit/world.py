@@ -1,8 +1,8 @@
 """Checks that the devices and the counting of energy follow from the scenario and its seed.
 
-A scenario has the distribution of each quantity of a device, and every draw is keyed, so the
-columns of the devices can be drawn again. Values from a user's file, a kind of device or a preset
-are left out, because the folder does not contain them.
+A scenario has the distribution of each quantity of a device, and every draw has a named random
+stream. So the columns of the devices can be drawn again. Values from a user's file, a kind of
+device or a preset are left out, because the folder does not contain them.
 """
 
 import math
