@@ -311,8 +311,9 @@ class _WeightRule:
     def _malicious_limit(self, updates: int) -> int:
         """Return how many updates an aggregation by distances, such as Krum, takes for malicious.
 
-        This is the scenario's count ``malicious``, or the most that the method allows for so few
-        updates. Krum, for example, needs more than twice as many updates as malicious ones.
+        This is the scenario's count ``malicious``, or the limit of the method for this count of
+        updates if it is lower. Krum, for example, needs more than twice as many updates as
+        malicious updates.
 
         Args:
             updates: count of updates of the aggregation.
@@ -486,7 +487,7 @@ def _count_samples(evidence: Evidence) -> dict[int, float]:
     events = evidence.events
     trainings = evidence.trainings
     device = trainings["device"]
-    # a scenario without drift has no shifts, which change no sizes either
+    # a scenario without drift has no shifts, so that the kind may be any that keeps the sizes
     drift = evidence.run.scenario.get("drift", {"kind": "rotation"})
     changes_sizes = drift["kind"] not in _SAME_SIZES
     shifts = events[(events["kind"] == "shift") & changes_sizes]

@@ -309,7 +309,10 @@ _ROW_TYPES: Mapping[str, type[_DataRow]] = {
 READERS: Mapping[str, DataReader] = {
     kind: DataReader(_column_types(row), row.of) for kind, row in _ROW_TYPES.items()
 }
-"""Dict from kind of record, or kind and steps, to its ``DataReader``; without messages."""
+"""Dict from kind of record, or kind and steps, to its ``DataReader``.
+
+``PayloadTable.readers`` has the readers for messages.
+"""
 
 
 class PayloadTable:

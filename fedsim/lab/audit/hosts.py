@@ -38,7 +38,7 @@ def check_core_shares(evidence: Evidence) -> Iterator[str]:
     hosts = steps["device"] % host["number"]
     for _, spans in computing.join(evidence.core_s).groupby(hosts):
         times, busy = counts_at_once(spans)
-        # cores of a computation while ``busy`` of them run, and its core time (s) up to each time
+        # cores of each computation while ``busy`` computations run; core time (s) up to each time
         core_shares = np.interp(busy, counts, throughputs) / np.maximum(busy, 1)
         core_s_until = np.append(0.0, np.cumsum(core_shares[:-1] * np.diff(times)))
         until_end = np.interp(spans["time"], times, core_s_until)
@@ -77,7 +77,7 @@ def check_host_workers(evidence: Evidence) -> Iterator[str]:
             yield f"host {number} had {most_tasks:g} tasks at once; it has room for {slots:g}"
         waiting = long_waits[long_waits["device"] % host["number"] == number]
         start = waiting["start"].to_numpy()
-        # the wait was needless if the host had a free worker at some time of it
+        # the wait was needless if the host had a free worker at some time during the wait
         fewest = fewest_at_once(times, busy, start, waiting["time"].to_numpy())
         template = (
             "task {task} waited for a worker of host {number} at {start!r} s, when {fewest:g} of "
@@ -88,7 +88,7 @@ def check_host_workers(evidence: Evidence) -> Iterator[str]:
 
 
 def _largest_count(host: TomlTable) -> float:
-    """Return the most tasks that a host runs at a time, by its workers and memory; may be infinity.
+    """Return how many tasks a host's workers and memory allow at a time; may be infinity.
 
     Args:
         host: the scenario's section on hosts, the machines that devices share.

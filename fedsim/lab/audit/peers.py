@@ -175,7 +175,7 @@ def _neighbours_in_graph(scenario: TomlTable) -> _NeighbourFunction:
             graph = generator(**arguments)
         except (TypeError, ValueError, networkx.NetworkXException) as error:
             raise RunFolderError(f"the scenario's topology cannot be made: {error}") from None
-        # device IDs as nodes; those of a torus are pairs of coordinates
+        # device IDs replace the nodes' labels, which are pairs of coordinates in a torus
         graph = networkx.convert_node_labels_to_integers(graph, ordering="sorted")
         if len(graph) != devices:
             raise RunFolderError(

@@ -185,7 +185,7 @@ def _draw_outages(evidence: Evidence, number: int, process: TomlTable) -> _Outag
     end = evidence.run.summary["simulated_s"]
     outages = _Outages([], [])
     now = 0.0
-    # it returns at the run's end; the bound is for a damaged scenario, whose durations may be 0
+    # the loop returns at the run's end; its bound is for a damaged scenario with durations of 0
     for outage in range(1_000_000):
         for key, times in (("every", outages.begins), ("lasts", outages.ends)):
             duration = read_quantity(Seconds, process[key])
@@ -221,7 +221,7 @@ def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:
 
     Args:
         evidence: the run folder.
-        slots: the most uploads at a time.
+        slots: allowed count of simultaneous uploads.
     """
     steps = evidence.steps
     uploads = steps[(steps["step"] == "upload") & ~steps["task"].isin(_find_edge_tasks(evidence))]
@@ -260,7 +260,7 @@ def check_slowdowns(evidence: Evidence) -> Iterator[str]:
     for heat in heats:
         devices.update(heat.get("devices") or range(evidence.run.population))
     factors = [heat["factor"] for heat in heats]
-    # no slowdown any more, by one process, or by all at a time
+    # 1 after a slowdown, the factor of one process, or the product if all slow at a time
     allowed = {1.0, *factors, math.prod(factors)}
     template = "record {row} slows device {device} by {factor!r}; by the scenario no process does"
     wrong = ~paces["device"].isin(devices) | ~paces["factor"].isin(allowed)

@@ -12,7 +12,10 @@ from fedsim.lab.audit.frames import read_quantity, report_rows
 
 _PHASES = ("secure-keys", "secure-shares", "secure-unmask")
 _EXACT_KINDS = (("up", "secure-keys"), ("down", "secure-keys"), ("up", "secure-shares"))
-"""Messages whose size follows from the count of neighbours; others depend on who drops out."""
+"""Messages whose size follows from the count of neighbours.
+
+The size of other messages depends on which clients drop out.
+"""
 
 
 def check_secure_messages(evidence: Evidence) -> Iterator[str]:

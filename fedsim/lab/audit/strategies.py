@@ -33,7 +33,7 @@ UNEVEN_EPOCHS = (
 """Strategies in which an epoch is not always one pass over the samples."""
 
 SGD_STEPS = {"hierfavg": "kappa1"}
-"""Strategy -> its parameter of the SGD steps of a training, which may be None for epochs."""
+"""Strategy -> parameter with the count of SGD steps of a training; None if epochs count instead."""
 
 FULL_BATCHES = ("ifca", "lcfl", "rfedavg", "scaffold")
 """Strategies in which some trainings use all samples of a device as one batch."""

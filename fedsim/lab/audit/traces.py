@@ -27,8 +27,9 @@ class RecordedTrace:
     Positions are times since the trace's begin (s).
 
     Attributes:
-        since: begins of its pieces of constant value (s), the first 0; float64 [pieces].
-        rates: rates (bytes/s), latencies (s) or shares of lost packets; float64 [pieces].
+        since: begins of the pieces of constant value (s), the first 0; float64 [pieces].
+        rates: values of the pieces: rates (bytes/s), latencies (s) or shares of lost packets;
+            float64 [pieces].
         length: duration of the trace (s).
         loops: whether the trace begins anew at its end.
     """
@@ -60,7 +61,8 @@ class RecordedTrace:
         if self.loops:
             laps = np.floor(position / self.length)
         offset = position - laps * self.length
-        piece = np.searchsorted(self.since, offset, side="right") - 1  # the last begun by then
+        # the last piece that has begun by then
+        piece = np.searchsorted(self.since, offset, side="right") - 1
         return laps, offset, piece
 
     def values_at(self, position: Floats) -> Floats:
@@ -69,17 +71,17 @@ class RecordedTrace:
         return self.rates[piece]
 
     def capacity_until(self, position: Floats, limit: float = np.inf) -> Floats:
-        """Return the bytes that a link carries from the begin of the trace to given positions.
+        """Return the bytes that a link can carry from the begin of the trace to given positions.
 
         Args:
             position: positions (s); float64 [n].
-            limit: limit of the rate (bytes/s).
+            limit: upper limit of the rate (bytes/s).
 
         Returns:
             Bytes; float64 [n].
         """
         rates = np.minimum(self.rates, limit)
-        piece_lengths = np.diff(np.append(self.since, self.length))  # of constant rate each (s)
+        piece_lengths = np.diff(np.append(self.since, self.length))  # durations of the pieces (s)
         bytes_before_piece = np.append(0.0, np.cumsum(rates * piece_lengths))
         bytes_of_lap = bytes_before_piece[-1]
         laps, offset, piece = self._locate(position)
@@ -165,7 +167,7 @@ class LinkRates:
         """
         changes = self._changes.get(link)
         traced = self._traces.get(link)
-        # for a link that follows a trace, recorded rates are limits, and there is none at first
+        # recorded rates are limits for a link that follows a trace, which begins without a limit
         first = built if traced is None else np.inf
         recorded = Rate(np.zeros(1), np.array([first]))
         if changes is not None:
@@ -216,8 +218,9 @@ def check_trace_offsets(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each link that does not begin at the expected position of its trace.
 
     A trace gives a link's rate over time; the position is drawn from the seed, or is 0. It is also
-    a finding if other links follow traces than in the scenario, or if the mean of a trace is not
-    the rate of its device's link in the table of devices.
+    a finding if other links follow traces than in the scenario, if a trace loops though the
+    scenario has it end (or the reverse), or if the mean of a trace is not the rate of its device's
+    link in the table of devices.
     """
     network = evidence.run.scenario["network"]
     sections = _traced_sections(network)

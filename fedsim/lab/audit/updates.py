@@ -81,8 +81,8 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
     - A task whose answer has no model (record ``no-update``).
     - An update that was lost with an edge server.
     - An update that arrives after the last aggregation.
-    - If the strategy has no rounds: an update of the same instant as the aggregation, or of a
-      different group.
+    - If the strategy has no rounds: an update that arrives in the instant in which the server
+      records a version, or an update of another group than that of the last aggregation.
     - If the strategy lets updates wait (``UPDATES_WAIT``): an update that waits at the end.
     """
     events = evidence.events
@@ -121,7 +121,7 @@ def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
 
 
 def _continued_tasks(evidence: Evidence) -> dict[int, int]:
-    """Return which task is continued by each task that continues another one.
+    """Return the continued task for each task that continues another task.
 
     Returns:
         Dict from the row of the record that begins the continuing task to the ID of the continued
@@ -145,8 +145,8 @@ class _UpdateBook:
         self._without_epoch = set[int]()  # tasks that finished no epoch
         self._trained_in_round = set[int]()
         self._with_update = set[int]()  # tasks whose update may be aggregated
-        self._aggregated = set[int]()  # tasks
-        # dict from task whose update must still be aggregated to its end (s) and group
+        self._aggregated = set[int]()  # tasks whose update was aggregated
+        # task whose update must still be aggregated -> end (s) and group of the task
         self._must_aggregate: dict[int, tuple[float, int]] = {}
         self._has_rounds = True  # whether the last aggregation was of a strategy with rounds
         self._last_group = NOTHING  # group of the last aggregation
@@ -272,8 +272,8 @@ def check_round_counts(evidence: Evidence) -> Iterator[str]:
             tallies[number]["selected"] += 1
             tallies[number][_COUNT_OF_OUTCOME.get(outcome, outcome)] += 1
         elif kind == "task-start":
-            # This task continues an earlier one. Both count once, at the end of the later task, so
-            # the count of the earlier task is taken back.
+            # This task continues an earlier task. Both count as one task, at the end of the later
+            # task, so the count of the earlier task is taken back.
             if number not in tallies:
                 yield f"task {task} goes on with one of round {name}, of which none has ended"
             tallies[number].subtract(("selected", "valid"))
