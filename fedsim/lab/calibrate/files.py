@@ -39,7 +39,7 @@ _UNITS = {  # quantity of clients: unit, and its size in the base unit
 def draw_clients(world: FittedWorld, seed: int) -> FittedWorld:
     """Return a fitted world (speeds and links) in which the clients are drawn anew.
 
-    It is used to see how much a prediction depends on the clients. Each quantity is drawn from the
+    Such worlds show how much a prediction depends on the clients. Each quantity is drawn from the
     lognormal distribution that fits the values of the log's clients.
 
     Args:
@@ -218,7 +218,7 @@ def _build_sections(
         presence: estimates of online and unreachable phases; None if the log has none.
     """
     at_once = min(log.at_once, len(log.clients))
-    settings: dict[str, object] = {}  # a distribution, or a value for each client, by quantity
+    settings: dict[str, object] = {}  # quantity -> distribution, or list of the clients' values
     for key, values in fitted.world.quantities.items():
         if by_client:
             settings[key] = [_format_value(key, value) for value in values.tolist()]

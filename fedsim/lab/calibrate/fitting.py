@@ -17,20 +17,21 @@ from fedsim.lab.calibrate.values import aggregate, bisect, fill_unknown
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
 
-# standard deviation over median absolute deviation, of a normal distribution
+# ratio of the standard deviation to the median absolute deviation of a normal distribution
 _SIGMA = 1.4826
 _OUTLIER = 3.5  # standard deviations beyond which a time is an outlier
 _NO_JITTER = 1e-3
 _APART = 1.5  # least ratio of the largest size to the smallest that tells latency from rate
 _LARGE = 1e9  # size of a message that is long past its slow start (bytes)
 _FAST = 1e9  # rate of links whose rates are unknown and limit nothing (bytes/s)
-_MOST_POINTS = 64  # most sizes through which a line is fitted, as the time grows with their square
+# upper bound of the sizes through which a line is fitted; the fit's time grows with its square
+_MOST_POINTS = 64
 _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
 _MBIT_PER_S = 125e3  # 1 Mbit/s (bytes/s)
 
 
 class Fitted(NamedTuple):
-    """World (clients' speeds and links) that was fitted to a log, with how it was fitted.
+    """Result of the fit of a world (clients' speeds and links) to a log.
 
     Attributes:
         world: the fitted world.
@@ -39,8 +40,8 @@ class Fitted(NamedTuple):
         overhead: part of a training's duration that does not depend on the samples, for each client
             (s), NaN if unknown; float64 [clients]. ``world`` has no such part; its speeds are lower
             instead.
-        latency_is_known: whether latencies were given or fitted. If not, they are 0 in ``world``,
-            and the rates of its links are lower instead.
+        latency_is_known: whether latencies were given or fitted. If not, all latencies are 0 in
+            ``world``, and the rates of its links are lower instead.
         samples: samples per epoch of each client; float64 [clients].
         epochs: median count of epochs of a training.
         tasks: count of tasks to which each client was fitted; int64 [clients].
@@ -104,7 +105,7 @@ def fit(
     """
     if protocol is None:
         protocol = Fluid()
-    # for the fit: without the weights by which messages share a link unevenly
+    # protocol for the fit, without the weights by which messages share a link unevenly
     even_protocol = protocol.model_copy(update={"weight_spread": 1.0, "late_weight": 1.0})
     speed, jitter = _fit_speeds(tasks, clients)
     fitted_latencies = _fit_latencies(tasks, clients, even_protocol, latency)
@@ -240,7 +241,7 @@ def _fit_lines(steps: Steps, client: Ints, clients: int) -> Floats:
         sizes = medians.index.to_numpy(float)
         if len(sizes) < 2 or sizes[-1] < _APART * sizes[0]:
             continue
-        # indices of all sizes or, if there are too many, of evenly spaced ones
+        # indices of all sizes or, if there are too many, of evenly spaced sizes
         points = np.unique(np.linspace(0, len(sizes) - 1, _MOST_POINTS).astype(np.int64))
         line = theilslopes(medians.to_numpy()[points], sizes[points], method="joint")
         client_index = int(str(name))
@@ -275,7 +276,7 @@ def _fit_latencies(
     if protocol.slow_start:  # the intercept contains round trips that delay large messages
         large_s = intercept + slope * _LARGE
 
-        # by the protocol, the large message takes less time than on the line
+        # whether the large message is faster by the protocol than by the fitted line
         def is_low(latencies: Floats) -> Flags:
             round_trip = 2 * latencies + protocol.round_trip
             sending_s = protocol.sending_s(_LARGE, protocol.overhead / slope, round_trip)

@@ -61,8 +61,9 @@ def read_logs(
         such logs.
 
     Raises:
-        DataError: the log is of Flower's server, which logs no times of clients; or a value is
-            missing and its argument is None; or a file cannot be read.
+        DataError: the log is of Flower's server, which logs no times of clients; or ``samples`` is
+            None, or ``size`` for logs of APPFL, which both lack these values; or the logs of APPFL
+            contradict each other; or a file cannot be read.
     """
     rows: pd.DataFrame | None
     try:
@@ -293,7 +294,9 @@ def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
     own_arrivals = arrivals.rename(columns={"arrival": "download_start"})
     tasks = tasks.merge(own_arrivals, "inner", ["client", "round"])
     last_arrival = tasks["round"].map(arrivals.groupby("round")["arrival"].max())
-    if (tasks["start"] >= last_arrival).all():  # all clients wait for the round's last update
+    # ``last_arrival``: arrival of the last update of the previous round. If no training begins
+    # before, the server waits for all clients.
+    if (tasks["start"] >= last_arrival).all():
         tasks["download_start"] = last_arrival
     return tasks
 

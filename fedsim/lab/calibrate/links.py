@@ -14,8 +14,8 @@ from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Protocol
 
 DIRECTIONS: tuple[Direction, ...] = ("down", "up")
-# limits of the search for the clients' rates behind a shared link: most iterations, and the
-# tolerance of the logarithms of rates and durations
+# The search for the clients' rates behind a shared link ends after this count of iterations, or if
+# the logarithms of rates and durations change by less than this tolerance.
 _MOST_ITERATIONS = 12
 _TOLERANCE = 1e-3
 _MOST_TRANSFERS = 400  # count of transfers that the search uses
@@ -101,7 +101,7 @@ class LinkSearch:
         self._client = client
         self._latency = latency
         self._protocol = protocol
-        # the latest end of each transfer and all before it (s); float64 [steps]
+        # the latest end of each transfer and of all transfers before it (s); float64 [steps]
         self._last_end = np.maximum.accumulate(steps.end)
 
     def fit_capacity(self) -> float:
@@ -113,7 +113,7 @@ class LinkSearch:
         if unlimited_error <= _LEAST_GAIN:  # the clients' own links explain the durations
             return math.inf
         least = self._busy_rate(count)
-        errors = {}  # by capacity
+        errors = {}  # capacity -> error
         for factor in _TRIAL_FACTORS:
             errors[least * factor] = self._fitted_error(least * factor, count)
         best = min(errors, key=errors.__getitem__)
@@ -121,7 +121,7 @@ class LinkSearch:
             return math.inf
         errors.update(self._errors_near(best, count))
         best = min(errors, key=errors.__getitem__)
-        # a limit explains a little by chance, so it has to explain much more than none
+        # by chance a limit fits a little better than no limit, so it has to fit much better
         most_error = min(_BETTER * unlimited_error, unlimited_error - _LEAST_GAIN)
         if errors[best] < most_error:
             return best
@@ -254,9 +254,9 @@ class LinkSearch:
     def observed_total(self) -> float:
         """Return the total rate (bytes/s) that the transfers of all clients together have reached.
 
-        In a busy period, at least one transfer is always under way. Its rate is the greatest ratio,
-        at any time in it, of the bytes that have arrived to the time since its begin. The result is
-        the 90th percentile of these rates.
+        A busy period is a time in which at least one transfer is always under way. The rate of a
+        busy period is the greatest ratio of the bytes that have arrived to the time since its
+        begin. The result is the 90th percentile of these rates.
         """
         return self._busy_rate(self._replayed_count)
 
@@ -272,9 +272,9 @@ class LinkSearch:
     def are_rates_alike(self, rates: Floats) -> bool:
         """Whether the clients' rates may be alike because they share one link.
 
-        This is so if there are at least five clients with a known rate, if these rates lie within
-        a range of 3 % of their median, and if all these clients send in each busy period (time
-        without a break between transfers).
+        This is so if there are at least five clients with a known rate, if these rates differ by at
+        most 3 % of their median, and if all these clients send in each busy period (time without a
+        break between transfers).
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].

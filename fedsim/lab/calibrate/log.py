@@ -154,7 +154,8 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
         defaults: values for columns that the log lacks.
 
     Returns:
-        The log, without clients that have a single task, and with times since its first row.
+        The log, without clients that have a single task. Its times count from the earliest start of
+        a row (s).
 
     Raises:
         DataError: the log is missing, malformed, or contradicts itself.

@@ -110,10 +110,10 @@ def predict_outlooks(
 ) -> Iterator[Outlook]:
     """Yield predictions for a round with half, and with twice, as many clients as the last round.
 
-    The last round's clients are those that ended their task in it. The first half of them takes
-    part in the smaller round. In the larger round, each of them takes part as two clients. The
-    range from ``fastest`` to ``slowest`` also covers clients that are drawn from lognormal
-    distributions, fitted to the clients that take part.
+    Only clients that ended their task in the last round count. The first half of these clients
+    takes part in the smaller round. In the larger round, each of these clients takes part as two
+    clients. The range from ``fastest`` to ``slowest`` also covers clients that are drawn from
+    lognormal distributions, fitted to the clients that take part.
 
     Args:
         log: the log. Nothing is yielded if its server is asynchronous.

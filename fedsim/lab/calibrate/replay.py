@@ -169,7 +169,7 @@ def replay_rounds(
 ) -> Floats:
     """Replay rounds of a log with fitted speeds and links, and return their durations.
 
-    The rounds are replayed one after another. All tasks of a round begin at once.
+    The rounds are replayed one after another. All tasks of a round begin at the same time.
 
     Args:
         world: the fitted world.
@@ -209,12 +209,12 @@ def measure_update_rate(world: FittedWorld, tasks: Tasks, at_work: int, seed: in
         seed: seed of the draws of clients and of the jitter of training times.
     """
     replay = _Replay(world, seed)
-    ends = list[float]()  # of all tasks so far (s)
+    ends = list[float]()  # end times of all tasks so far (s)
     draws = Streams(seed).generator("world/calibrate")
     idle = list(range(len(tasks)))
     warm_up = 3 * at_work  # count of updates before the measurement
 
-    # one of ``at_work`` such processes, each with one client at a time
+    # ``at_work`` such processes run, each of which lets one client work at a time
     def work() -> ProcessGenerator:
         while len(ends) <= warm_up + _UPDATES:
             task = idle.pop(int(draws.integers(len(idle))))
@@ -286,8 +286,8 @@ class Prediction(NamedTuple):
 def choose_held_out(log: Log) -> Flags:
     """Choose the rounds that are left out of the fit, to test its predictions.
 
-    Every third round is chosen. Versions of an asynchronous server overlap in time, so the last
-    third of them is chosen.
+    Every third round is chosen. With an asynchronous server, tasks for several model versions
+    overlap in time, so the last third of the versions is chosen.
 
     Returns:
         Whether each round is held out; bool [rounds].

@@ -1,9 +1,9 @@
 """Test whether transfers at the same time share a link (a permutation test).
 
-If clients that send at once share one limiting link, one client's slow transfer goes with another
-client's fast transfer: the times of single transfers vary between rounds, but the time until all
-have ended hardly varies. If each client has its own link, the time until all have ended varies as
-much as the maximum of independent times. To see which variance chance alone gives, the times of
+If clients that send at the same time share one limiting link, one client's slow transfer goes with
+another client's fast transfer. The times of single transfers then vary between rounds, but the time
+until all have ended hardly varies. If each client has its own link, the time until all have ended
+varies as much as the maximum of independent times. To see which variance chance gives, the times of
 each client are permuted between its rounds. This keeps the spread of each client.
 """
 
@@ -17,7 +17,8 @@ from fedsim.lab.calibrate.tasks import Steps, durations
 
 _LEAST_CLIENTS = 3
 _LEAST_COHORTS = 4
-_LEAST_OVERLAP = 0.6  # share of a transfer during which all transfers of its cohort run
+# share of a transfer's median duration for which all transfers of a busy period have to overlap
+_LEAST_OVERLAP = 0.6
 _DRAWS = 999
 _LEAST_S = 1e-9  # least duration of a busy period (s), so that its rate is finite
 _CHANCE = 0.02  # greatest ``CommonLink.chance`` at which a shared link is reported
@@ -55,8 +56,8 @@ def find_shared_link(
     """Test whether clients of a log share a link, and estimate its capacity.
 
     The calibration calls this function for each direction. The test compares busy periods: times in
-    which at least one transfer is always under way. It uses those in which at least three clients
-    have exactly one transfer each, and all of these transfers overlap for long.
+    which at least one transfer is always under way. It uses only busy periods in which at least
+    three clients have exactly one transfer each, and all of these transfers overlap for long.
 
     Args:
         steps: transfers in one direction, in order of their starts.
@@ -65,8 +66,8 @@ def find_shared_link(
         begins: index of the first transfer of each busy period; int64 [busy periods].
 
     Returns:
-        The link; None if chance explains the transfers' durations, if these hardly vary, or if
-        there are too few such busy periods.
+        The link; None if chance explains the transfers' durations, if the durations hardly vary, or
+        if there are fewer than four such busy periods.
     """
     cohorts = _find_cohorts(steps, client, begins)
     if len(cohorts) < _LEAST_COHORTS:

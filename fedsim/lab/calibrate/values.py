@@ -39,7 +39,7 @@ def bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floa
     """Find by bisection, element by element, the value at which ``is_low`` becomes false.
 
     Args:
-        is_low: whether each value is below its boundary; bool [n].
+        is_low: function that returns whether each of n values is below its boundary; bool [n].
         low: values below the boundaries; float64 [n].
         high: values above the boundaries; float64 [n].
 

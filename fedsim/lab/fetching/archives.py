@@ -19,15 +19,15 @@ from fedsim.lab.fetching.catalogue import Member, RemoteFile
 from fedsim.lab.fetching.transfer import FetchProgress
 
 _CHUNK = 1 << 20  # bytes unpacked at a time
-_MOST_MEMBERS = 10_000  # most entries of an archive that are looked at
+_MOST_MEMBERS = 10_000  # upper bound of the entries that are searched for a member of a tar archive
 
 
 def unpack(archive: Path, file: RemoteFile, folder: Path, progress: FetchProgress) -> None:
-    """Unpack files from a downloaded archive into a folder, replacing earlier ones.
+    """Unpack files from a downloaded archive into a folder, replacing files of the same names.
 
     Args:
         archive: the downloaded file.
-        file: its description, with its members, which are the files to unpack.
+        file: description of the archive; its ``members`` are the files to unpack.
         folder: an existing folder.
         progress: called while bytes are written, with the name of a file, the count of its bytes so
             far, and its size (bytes; None if unknown).

@@ -23,7 +23,7 @@ class Member(Spec):
     Attributes:
         source: name of the file in the archive; "" if the archive is a single file without a name.
         bytes: size of the unpacked file (bytes); None if only ``most`` is known.
-        most: the largest size that is accepted (bytes).
+        most: the largest size that is accepted (bytes); used if ``bytes`` is None.
     """
 
     source: str = ""
@@ -48,8 +48,9 @@ class RemoteFile(Spec):
     Attributes:
         name: name of the downloaded file.
         urls: addresses, which are tried in order.
-        bytes, most: size (bytes), or the largest size that is accepted if it is not known.
-        sha256, md5: checksum of the downloaded file; one of the two.
+        bytes: size of the download (bytes); None if only ``most`` is known.
+        most: the largest size that is accepted (bytes); used if ``bytes`` is None.
+        sha256, md5: checksum of the downloaded file; exactly one of the two is given.
         form: format of the archive to unpack; None if the file is kept as it is.
         members: name of a file to write -> the file to unpack from the archive.
     """

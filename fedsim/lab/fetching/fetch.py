@@ -39,7 +39,7 @@ class PlannedFile:
         urls: its addresses, which are tried in order.
         state: ``there`` if the file, or the files that are unpacked from it, are complete;
             ``part`` if an earlier download was interrupted; else ``missing``.
-        present: count of bytes that the interrupted download has left; 0 for none.
+        present: count of bytes that an interrupted download has stored; 0 if there is none.
     """
 
     file: RemoteFile
@@ -76,12 +76,12 @@ class FetchPlan:
 
     @property
     def download_bytes(self) -> int:
-        """Bytes to download, or the most that they can be if the size of a file is not known."""
+        """Count of bytes to download; an upper bound if the size of a file is not known."""
         return sum(max(0, planned.file.limit - planned.present) for planned in self.missing)
 
     @property
     def disk_bytes(self) -> int:
-        """Most disk space needed (bytes), for downloads, removed at the end, and unpacked files."""
+        """Upper bound of the disk space (bytes) that the plan's downloads and unpacked files need."""
         unpacked_bytes = 0
         for planned in self.missing:
             unpacked_bytes += sum(member.limit for member in planned.file.members.values())
@@ -94,7 +94,7 @@ class FetchPlan:
         return list(dict.fromkeys(urlsplit(url).netloc for url in urls))
 
     def lines(self) -> list[str]:
-        """Return lines of text about the plan: title, licence, page, size, hosts and folder."""
+        """Return lines of text for users: title, licence, page, hosts, folder, size and use."""
         size = show_bytes(self.download_bytes)
         disk = show_bytes(self.disk_bytes)
         are_sizes_known = all(planned.file.bytes for planned in self.missing)
@@ -127,7 +127,8 @@ def plan_fetch(
             download from the publisher.
 
     Raises:
-        DataError: the data set is downloaded by hand, or a file with other content is in the way.
+        DataError: the data set has to be downloaded by hand; or its folder has a file of the same
+            name as a published file, with other content, that was not fetched.
         ScenarioError: the mirror's address is not allowed.
     """
     folder = root / dataset.folder
@@ -145,7 +146,7 @@ def plan_fetch(
         if mirror is not None:
             urls = [f"{mirror.rstrip('/')}/{file.name}"]
         transfer = FileTransfer(file, urls, root / DOWNLOADS / name, _report_nothing)
-        present_bytes = transfer.present()  # of an incomplete download
+        present_bytes = transfer.present()  # size of an incomplete download
         state: FileState = "part" if present_bytes else "missing"
         if _is_there(folder, file, receipt):
             state = "there"

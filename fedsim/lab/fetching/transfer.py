@@ -25,7 +25,7 @@ _RANGE = re.compile(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15}|\*)")
 _RANGE_NOT_SATISFIABLE = 416  # HTTP status: the range begins at or after the end
 
 FetchProgress = Callable[[str, int, int | None], None]
-"""Receives the name of a file, the bytes that are there, and its size (None if unknown)."""
+"""Receives the name of a file, the count of its bytes so far, and its size (None if unknown)."""
 
 
 class DownloadError(FedsimError):
@@ -100,7 +100,8 @@ class FileTransfer:
 
         Raises:
             DataError: the disk is full; the incomplete download is kept.
-            DownloadError: no address sends the file; an incomplete download is kept.
+            DownloadError: no address sends the published file; an incomplete download is kept.
+            ScenarioError: an address is not of HTTP or HTTPS.
         """
         reasons = []
         for url in self.urls:
@@ -286,6 +287,11 @@ def _first_byte(answer: http.client.HTTPResponse) -> int:
 
 
 def digest(path: Path, file: RemoteFile) -> str:
-    """Return the checksum of a file on this machine, by the algorithm that its publisher uses."""
+    """Return the checksum of a local file by the publisher's algorithm, in hexadecimal digits.
+
+    Args:
+        path: the local file.
+        file: description of the published file, with the algorithm (SHA-256 or MD5).
+    """
     with open_file(path) as content:
         return hashlib.file_digest(content, file.algorithm).hexdigest()
