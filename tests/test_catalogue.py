@@ -284,7 +284,7 @@ def test_a_mistake_is_named_and_nothing_is_written(
         ("smartphone-4g", "tail_s = 11.576  # Huang et al., MobiSys 2012"),
         ("raspberry-pi-4", 'compute = "4.85 W"  # HPL'),
         ("energy.preset", "smartphone-wifi"),
-        ("study.parts", "to the base, before the variants' own"),
+        ("study.parts", "changes to the base; the changes of a variant override them"),
         ("LTE links", "lte, one of the links"),
         ("message size", "messages.up.size"),
         ("variants compared", "study.baseline"),

@@ -79,9 +79,11 @@ def plain(text: object, most: int = _LONGEST) -> str:
 def data_block(name: str, value: object) -> Markup:
     """Return a ``script`` element with a value as JSON, for the page's scripts.
 
+    Texts in the value are escaped, so that none of them can end the element early.
+
     Args:
         name: id of the element.
-        value: value that JSON can represent; no text in it can end the element early.
+        value: value that JSON can represent.
     """
     text = json.dumps(harmless(value), separators=(",", ":"), allow_nan=False)
     text = text.replace("<", "\\u003c")

@@ -285,8 +285,8 @@ class ModelCut(NamedTuple):
 
     Attributes:
         by: the kind of cut. ``width``: some of the channels and units. ``rank``: the whole model
-            with low-rank adapters of a smaller rank. ``adapters``: as ``rank``, but the device
-            trains only the adapters.
+            with low-rank adapters (LoRA) of a smaller rank, of which the device trains all that the
+            whole model trains. ``adapters``: as ``rank``, but the device trains only the adapters.
         size: with ``width``, the share (0..1) of channels and units that the smaller model has;
             otherwise the rank of the adapters.
     """

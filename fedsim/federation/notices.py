@@ -96,7 +96,7 @@ class Notices:
         self._simulation.wake((kind.value, device), when, partial(self.notify, kind, device))
 
     def notify_once(self, kind: NoticeKind, device: int) -> None:
-        """Notify the strategy as ``notify`` does, unless a notice of the kind is waiting already.
+        """Notify as ``notify`` does, unless a notice of this kind about the device waits already.
 
         Args:
             kind: kind of the notice.

@@ -10,14 +10,17 @@ ModelAssignment = Mapping[str, tuple[Ref, Sequence[int] | None]]
 
 
 class Measured(NamedTuple):
-    """Aggregated update, an item of the argument ``updates`` of ``Server.finish_round``.
+    """Aggregated update whose training loss and distances are measured at the end of a round.
+
+    A strategy passes the round's updates as the argument ``updates`` of ``Server.finish_round``,
+    which also records that they were aggregated (record ``aggregate``).
 
     Attributes:
-        update: the received model (``message["update"]``). A record ``aggregate`` of
-            ``finish_round`` names the task that has sent this model.
+        update: the received model (``message["update"]``). The record names the task that has sent
+            this model.
         weight: weight of the update in the mean of the training losses, such as its count of
-            samples. A record ``aggregate`` of ``finish_round`` has this weight, divided by the sum
-            of the weights of the updates that the record lists.
+            samples. The record has this weight, divided by the sum of the weights of the updates
+            that it lists.
         start: the model from which the update was trained; None if unknown.
         center: the model into which the update was aggregated; None if unknown. The distance of
             ``update`` from ``center`` is the discrepancy of FlexCFL, as in its published figures;

@@ -197,9 +197,9 @@ class Server:
         """Send a device a request; its ``Client`` object does the job and answers.
 
         The request begins a task of the device. ``Strategy.on_task_end`` is called once when the
-        task has ended. Ask idle devices (``Clients``). The task of a device that cannot be reached
-        ends as ``lost`` in this instant. ``on_task_end`` is then called after ``server.patience``,
-        or earlier if the device is back.
+        task has ended. The device must be idle; ``server.clients`` finds idle devices. The task of
+        a device that cannot be reached ends as ``lost`` in this instant. ``on_task_end`` is then
+        called after ``server.patience``, or earlier if the device is back.
 
         A task with a ``round`` counts among the tasks of the round, and its update has to be
         aggregated (``finish_round``), unless its answer has no model. Leave ``round`` out for any
@@ -215,9 +215,9 @@ class Server:
             round: the round for which the device works; None if it works for no round.
             group: the group for which the device works, in the records; None if there are no
                 groups.
-            continues: whether this task continues the device's last task, which was asked in the
-                same round and is done. Both count as one task, and the last task's answer is no
-                update.
+            continues: whether this task continues the device's previous task, which was asked in
+                the same round and is done. Both count as one task, and the answer of the previous
+                task does not count as an update.
             at_edge: whether the device's edge server asks, and receives the answer.
 
         Returns:

@@ -431,7 +431,12 @@ class Learning(Learner):
         version: int = 0,
         before: Ref | None = None,
     ) -> Ref:
-        """Return the ref of a training, after checking that the trainer applies all its terms."""
+        """Return a reference to the model that a training will yield.
+
+        Raises:
+            ScenarioError: the training adds a term to the loss, and the scenario's trainer does not
+                say that it applies such terms.
+        """
         terms = training.terms
         if terms and not self._training.applies_terms:
             raise ScenarioError(

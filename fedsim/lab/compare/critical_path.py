@@ -49,9 +49,10 @@ AFTER = "after the last round"
 
 @dataclass(frozen=True)
 class PathStep:
-    """Step of a task, such as ``train``, or message for which a round waited.
+    """Part of a round's critical path: what the round waited for in a stretch of its time.
 
-    The critical path of a round consists of such steps, each cut to its part within the round.
+    It is a step of a task, such as ``train``, a message outside of tasks, or a wait in which nothing
+    was under way. A step that began before the round is cut to its part within the round.
 
     Attributes:
         step: name of the step; ``edge-transfer`` or ``message`` outside of tasks, ``wait`` if

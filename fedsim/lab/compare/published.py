@@ -106,16 +106,17 @@ class Claims(Spec):
 
 
 class PublishedFigures(Spec):
-    """Table of a paper (or a plot read as a table), to compare with the figures of a study.
+    """Numbers of a paper's table, or read from its plot, to compare with a study's results.
 
     Attributes:
         title: title of the table, with ``{key}`` for each key of ``at`` that has a list.
         at: values of the study's grid for the table; a list makes one table for each of its values.
         measures: names of the columns.
         rows: rows of the table.
-        published: dict from name of a row to its figures: a single figure, a list with one figure
-            per measure, or a dict by measure. If ``at`` lists values, this may be a dict from value
-            to such a dict instead.
+        published: dict from name of a row to its published numbers: a single number, a list with
+            one number per measure, or a dict by measure, such as ``{"fedavg": 91.2}``. If ``at``
+            lists values, this may be a dict from value to such a dict instead, such as
+            ``{"0.1": {"fedavg": 91.2}}``.
         tolerance: greatest allowed difference by row, instead of the tolerances of the measures.
         claims: claims of the paper on the rows.
         note: note for readers.

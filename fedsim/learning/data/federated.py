@@ -111,13 +111,13 @@ class Pool:
         return shape
 
     def normalised(self, raw: AnyArray) -> AnyArray:
-        """Scale and standardise samples, in place; tokens stay as they are.
+        """Scale and standardise samples; tokens are unchanged.
 
         Args:
-            raw: samples as in ``x``, [k, *shape].
+            raw: samples as in ``x``, [k, *shape]; this array is overwritten.
 
         Returns:
-            The samples as a model receives them, [k, *shape].
+            ``raw`` with the samples as a model receives them, [k, *shape].
         """
         if not self.vocabulary:
             raw *= np.float32(self.scale)

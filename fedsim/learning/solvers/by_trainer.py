@@ -83,7 +83,12 @@ class ByTrainer(Reference):
         trainer.check_model(self._template, usual_loss=self.has_usual_loss)
 
     def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
-        """Train by the scenario's trainer, and check its random draws and its return value."""
+        """Train by the scenario's trainer.
+
+        Raises:
+            SimulationError: the trainer draws from a global random generator or from one without a
+                seed, or it returns a value that is not allowed.
+        """
         if not inputs.batches.steps:
             return Solved(inputs.copied_start(), float("nan"), state=inputs.state or {})
         # a new copy, as a trainer may leave anything on a module, such as hooks

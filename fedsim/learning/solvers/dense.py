@@ -427,7 +427,8 @@ _PRODUCT_SPEED = 2.5  # multiplications per second in torch's matrix products, r
 # Costs. The unit is the time of one multiplication in the compiled loops.
 _LOOP_UPDATE_COST = 2  # update of one weight of a kernel, in the loops
 _PRODUCT_UPDATE_COST = 20  # update of one weight of a kernel, by products
-_SAMPLE_SPACE_COST = 1_000_000  # preparation of sample space, in addition to its multiplications
+# cost of the preparation for training in sample space, in addition to its multiplications
+_SAMPLE_SPACE_COST = 1_000_000
 _PRODUCT_STEP_COST = 2_000_000  # all calls of torch in one step, in addition to multiplications
 _COPY_COST = 48  # copy of one value of a sample
 # count of samples in one product of a forward pass of ``outputs``, in whole cache lines

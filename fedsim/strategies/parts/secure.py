@@ -336,12 +336,14 @@ class SecurePhases:
     def on_timer(self) -> bool:
         """Process the timer ``secure-phase``: a phase's tasks have all ended, or its time is over.
 
-        Open tasks are ended as late, after which the timer rings again. Without open tasks the next
-        phase or the training begins. After the last phase the sum is unmasked, and timer
-        ``unmasked`` then closes the round.
+        Open tasks are ended with the outcome ``late``, after which the timer rings again. Without
+        open tasks the next phase begins, or the training after the phases that precede it. After
+        the last phase, which follows the training, the sum is unmasked, and the timer ``unmasked``
+        then closes the round.
 
         Returns:
-            Whether the phases before the training are over, so that the cohort can be asked.
+            Whether the phases before the training are over, so that the cohort can be asked to
+            train.
         """
         state = self._state
         server = self._server

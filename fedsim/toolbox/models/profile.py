@@ -32,7 +32,8 @@ from fedsim.learning.modules import copy_module, example, outputs_of, samples_dt
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
 
-# sizes of two batches; their costs differ by the cost of the samples that only one of them has
+# sizes of two batches; the difference of their costs is the cost of two samples, without the fixed
+# cost of a batch
 _SMALL = 2
 _LARGE = 4
 _LANES = 16  # float32 values in a register of 512 bits; channels are padded to a multiple of it

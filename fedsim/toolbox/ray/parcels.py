@@ -52,8 +52,9 @@ class Parcel:
 
 
 class Packer:
-    """Creator of parcels in the main process, which sends common objects to Ray's store only once.
+    """Packer of function calls for Ray's workers; a packed call is a parcel.
 
+    It runs in the main process, and sends an object that several calls use to Ray's store only once.
     ``place`` puts an object into the store. A large read-only array is put there when it is packed
     for the first time.
 

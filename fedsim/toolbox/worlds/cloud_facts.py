@@ -135,7 +135,10 @@ class Fit(NamedTuple):
 
     @property
     def error(self) -> str:
-        """Text with the rule's mean and largest relative error on measured pairs (%)."""
+        """Text with the errors of the estimates on the pairs of regions that were measured (%).
+
+        It has the mean and the largest relative error.
+        """
         if self.rows == 1:
             return f"{100 * self.mean:.0f} % off on the one pair that was measured"
         return (

@@ -84,12 +84,12 @@ class DeviceLinks(Spec):
     """Table ``network.device``: rates, latency and losses of the devices' own links.
 
     Attributes:
-        down: rate to the device.
+        down: rate to the device, such as ``"10 Mbit/s"``.
         up: rate from the device.
         latency: one-way propagation delay (s), equal for both directions. Each transfer waits for
             this time once at its start, before its bytes use any link; a round trip has it twice.
-        loss: share of the packets that are lost on the device's own link, each way; counts with
-            ``protocol.model = "window"`` alone.
+        loss: share of the packets that are lost on the device's own link, in each direction. It is
+            used only with ``protocol.model = "window"``.
     """
 
     down: DeviceRate = Constant[LinkRate].model_validate({"value": "inf B/s"})

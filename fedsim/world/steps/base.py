@@ -403,8 +403,8 @@ class Task:
         If not, the task waits in its running step, which ends when the request is granted.
 
         Args:
-            name: ``slot``, the permission to send a message while the messages at a time are
-                limited; or ``worker``, a place to run on the device's host.
+            name: ``slot``, one of the limited places for messages that are sent at a time; or
+                ``worker``, a place to run on the device's host.
             resource: the slots of a direction, or the workers of a host.
         """
         request = resource.request()

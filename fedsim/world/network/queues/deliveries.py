@@ -55,10 +55,11 @@ class Deliveries:
             self._rows = 0
 
     def join(self, others: "Deliveries") -> None:
-        """Append the histories of other flows.
+        """Append the histories of other flows: the bytes that had arrived by each time.
 
         Args:
-            others: histories of other flows, whose values may be stored at other times.
+            others: histories of other flows. The times of their values may differ; all histories
+                are then interpolated to the times of both.
         """
         times = np.union1d(self._times[: self._rows], others._times[: others._rows])
         rows = max(2 * len(times), _FIRST_ROWS)  # with room for later times
