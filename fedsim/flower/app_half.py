@@ -19,6 +19,10 @@ from fedsim.flower.turns import RunOver
 
 States = tuple[Any, Any, torch.Tensor]  # of the generators of random, numpy and torch
 
+# Held while an app is in use, as modules and random generators belong to the whole process. At the
+# end of a run the ServerApp may run once more while a ClientApp still computes in another thread.
+_process = threading.Lock()
+
 
 class AppHalf:
     """A loaded ServerApp or ClientApp, with modules and random states that no other app shares.
@@ -48,8 +52,8 @@ class AppHalf:
     def in_use(self, seed: int | None = None) -> Iterator[None]:
         """Context manager in which the process has this app's modules and random states.
 
-        torch runs in one thread meanwhile. At the end the process gets back its own modules, random
-        states and threads.
+        The context begins when no other app of the process is in use. torch runs in one thread
+        meanwhile. At the end the process gets back its own modules, random states and threads.
 
         Args:
             seed: seed of the global random generators. None: they continue from the states that
@@ -60,15 +64,16 @@ class AppHalf:
             RunOver: ``close`` was called before.
         """
         use = ExitStack()
-        with self._lock:
-            if self._is_closed:
-                raise RunOver
-            try:
+        use.enter_context(_process)
+        try:
+            with self._lock:
+                if self._is_closed:
+                    raise RunOver
                 self._begin(use, seed)
-            except BaseException:
-                use.close()
-                raise
-            self._use = use
+                self._use = use
+        except BaseException:
+            use.close()
+            raise
         try:
             yield
         finally:

@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from fedsim.flower.app import read_app
 from fedsim.flower.app_half import AppHalf
 from fedsim.flower.client_side import _examples_of, bytes_of, bytes_of_content
 from fedsim.flower.patches import EPOCH_S, ClientCall, replace_all, running
+from fedsim.flower.turns import RunOver
 from fedsim.testing import FIGURES, assert_sound
 from tests.calls import done
 from tests.flower.runs import APPS, eventful, execute, last_arrays, run_plain, scenario, seed_all
@@ -249,6 +251,46 @@ def test_halves_share_no_modules_and_leave_none() -> None:
         torch.get_num_threads(),
         logging.getLogger("flwr").level,
     ) == before
+
+
+def test_a_half_waits_until_no_other_one_is_in_use() -> None:
+    """At the end of a run the ServerApp runs once more, while a ClientApp may still compute."""
+    app = read_app(str(APPS / "odd_app"), {})
+    server, client = [AppHalf(app, name, 1) for name in ("server", "client")]
+    before = list(sys.modules), list(sys.path), random.getstate()
+    begun = threading.Event()
+    order = []
+
+    def use_server() -> None:
+        begun.set()
+        with server.in_use():
+            order.append("server")
+            random.random()
+
+    thread = threading.Thread(target=use_server)
+    with client.in_use(3):
+        thread.start()
+        begun.wait()
+        thread.join(0.05)  # time to begin, which it must not do
+        import odd_app.late  # type: ignore[import-not-found]  # noqa: F401
+
+        order.append("client")
+    thread.join()
+    assert order == ["client", "server"]
+    assert (list(sys.modules), list(sys.path), random.getstate()) == before
+
+
+def test_a_half_that_is_closed_in_use_lets_others_begin() -> None:
+    app = read_app(str(APPS / "odd_app"), {})
+    server, client = [AppHalf(app, name, 1) for name in ("server", "client")]
+    with client.in_use(3):
+        client.close()  # as for a thread that computes without end
+        with server.in_use():
+            pass
+    with pytest.raises(RunOver), client.in_use():
+        pass
+    with server.in_use():
+        pass
 
 
 def test_a_fresh_process_with_two_workers_gives_the_same_run_as_this_one(tmp_path: Path) -> None:
