@@ -204,10 +204,10 @@ def convolution(
 
     Args:
         outputs: count of output channels.
-        kernel: side of the kernel.
-        stride: distance between windows.
-        same: whether the input is padded so that the output has the input's sides, divided by the
-            stride; else there is no padding.
+        kernel: side of the kernel (pixels).
+        stride: distance of neighbouring windows (pixels).
+        same: whether the input is padded; with an odd kernel the output then has the input's sides,
+            divided by the stride and rounded up. Else there is no padding.
     """
     padding = kernel // 2 if same else 0
     return Conv2d(0, outputs, kernel, stride, padding), ReLU()
@@ -234,13 +234,14 @@ class Architecture:
         Args:
             shape: shape of a sample.
             layers: the layers; their counts of inputs are ignored.
-            width: share of the channels or units of all layers but the last, rounded up.
+            width: factor of the outputs (channels or units) of all layers but the last; the product
+                is rounded up.
 
         Raises:
             ScenarioError: the samples do not fit the layers.
         """
         sized_layers: list[Layer] = []
-        input_shape = shape  # of the layer; its first number counts channels or features
+        input_shape = shape  # shape of the layer's input: channels or features, then sides
         for layer in layers:
             if isinstance(layer, Linear | Conv2d):
                 is_last = len(sized_layers) == len(layers) - 1
@@ -282,7 +283,7 @@ class Architecture:
     def flops(self) -> int:
         """FLOPs of a training step on one sample, forward and backward pass together."""
         shapes = self.shapes
-        multiply_adds = 0  # of a forward pass
+        multiply_adds = 0  # count for the forward pass of one sample
         for position, layer in self.trained():
             output_pixels = math.prod(shapes[position + 1][1:])  # 1 for a dense layer
             multiply_adds += math.prod(layer.kernel_shape) * output_pixels

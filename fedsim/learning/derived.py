@@ -11,7 +11,7 @@ from fedsim.learning.refs import Applied, Recipe, Ref
 from fedsim.learning.scratch import Weights
 
 MOST_SHARE = 0.5
-"""Greatest size of the inserted values, as a share of the model, with which a model is derived."""
+"""Greatest share of a model's values that its slices may have if only the slices are stored."""
 
 _SPLICED = path_of(spliced)
 

@@ -207,6 +207,8 @@ def find_draws(
 def generators_kept(seed: int | None = None) -> Iterator[None]:
     """Return a context that restores the process's global random generators at its end.
 
+    These are the generators of Python, numpy, and torch on the CPU.
+
     Args:
         seed: seed of the generators within the context; None to leave their states.
     """

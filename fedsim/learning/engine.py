@@ -97,7 +97,7 @@ class Learning(Learner):
         self._shape = shape
         self._classes = classes
         self._root = root
-        self._architecture: Architecture | None = None  # of fedsim's own layers; None for a module
+        self._architecture: Architecture | None = None  # None if a torch module gives the layers
         if isinstance(model, Layered):
             self._architecture = model.architecture(shape, classes)
         self._refuse_huge_model()
@@ -202,7 +202,8 @@ class Learning(Learner):
         batching = self._training.batching
         for shard in sorted(data.shards, key=lambda shard: -len(shard.train)):
             samples = len(shard.train)
-            # of ``draw_batches``: with ``last_batch = "merge"`` the last batch is the largest
+            # width of the widest batch of ``draw_batches``, which with ``last_batch = "merge"`` is
+            # the last one
             width = max(batch_width(samples, batching.size), batching.last_size(samples))
             if not samples or width in tried_widths:
                 continue
@@ -396,7 +397,7 @@ class Learning(Learner):
         """Test models, whose weights are computed, each on the test samples of a single device.
 
         Args:
-            models: model, and index of the device.
+            models: each model, and the index of the device on whose samples it is tested.
 
         Returns:
             One evaluation, with an entry for each model in order.
@@ -418,7 +419,7 @@ class Learning(Learner):
                 yield self._solver, self._objective, *stores, tested, chunk_shards
 
         results = await self._computing.submit_all(evaluate_each, requests(), models=chunk_size)
-        owner = np.repeat(order, sizes[order])  # of each result: the position of its model
+        owner = np.repeat(order, sizes[order])  # for each result, the position of its model
         return evaluation_of(self._objective, devices, owner, results)
 
     def train(

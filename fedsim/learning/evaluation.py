@@ -42,8 +42,8 @@ class Evaluation:
             accuracy.
         count: count of answers (one per test sample, or one per token), int64 [entries].
         loss_sum: summed cross-entropy (or another loss), float64 [entries].
-        facts: name of a metric -> for each entry the m values of each of its n test samples from
-            which the metric is computed, [n, m].
+        facts: name of a metric -> one array [n, m] for each entry. It has, for each of the entry's
+            n test samples, the m values from which the metric is computed.
     """
 
     devices: list[int]
@@ -60,7 +60,8 @@ class Evaluation:
             evaluations: the evaluations.
 
         Returns:
-            One evaluation with all entries in order. ``correct`` is None if it is None in any.
+            One evaluation with all entries in order. Its ``correct`` is None if any evaluation has
+            none.
         """
         devices: list[int] = []
         facts: dict[str, list[SampleNumbers]] = {}

@@ -50,7 +50,7 @@ _COUNT = "num_batches_tracked"
 
 # comparable values of objects whose content is not read
 _OF_MODEL = "of the model"
-_NOT_COMPARED = "seen"  # of an object that was converted before, or that is too deep
+_NOT_COMPARED = "seen"  # value of an object that was converted before, or that is too deep
 _REFERENCE = "reference"
 
 Token = object
@@ -244,7 +244,7 @@ class _SharedMemory:
             module: the Python module.
             names: names of the attributes, if it has them.
         """
-        is_first_visit = self._visit(module, *names)  # for these names
+        is_first_visit = self._visit(module, *names)  # with these names
         if not is_first_visit:
             return
         is_installed = _is_installed(module.__name__)

@@ -77,17 +77,19 @@ class Learner:
         version: int = 0,
         before: Ref | None = None,
     ) -> Ref:
-        """Return a reference to the result of a local training, which is named ``update-N``.
+        """Return a reference, named ``update-N``, to the result of a local training.
+
+        The training is carried out later, when its result is needed.
 
         Args:
-            training: start, terms of the loss, and count of epochs or steps; with 0 epochs the
-                result is the start.
+            training: the start model, additional terms of the loss, and count of epochs or steps;
+                with 0 epochs the result is the start model.
             device: index of the device that trains.
             key: integer that selects, with ``device``, the random stream of shuffles and dropout.
             round: index of the round, by which ``[training] lr`` decays.
             version: version of the device's data.
-            before: the device's previous training, whose trainer's state this training continues;
-                None to begin with no state.
+            before: the device's previous training; this training begins with the state of its
+                trainer, such as momentum. None to begin with no state.
         """
         ref = self._name("update", Trained(training, device, version, key, round, before), device)
         ref.loss = Loss()
@@ -295,7 +297,7 @@ class Learner:
         return False
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Check that the model can be trained on all batches of devices, before these train.
+        """Check, before a run, that the model can be trained on all batches of the devices.
 
         Args:
             sizes: device -> count of training samples.

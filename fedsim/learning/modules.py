@@ -92,7 +92,7 @@ def settings_kept(where: str) -> Iterator[None]:
 
 
 def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Build a module with the process's global random generators seeded, and then restore these.
+    """Build a module from seeded global random generators, whose states are restored afterwards.
 
     Args:
         make: function that returns the module.
@@ -218,7 +218,8 @@ def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the trained and sent tensors of a module, whose values in order are its flat model.
 
     For each submodule these are its trained parameters, then its persistent float buffers (such as
-    running statistics) that are not fixed. A tensor that several submodules share is listed once.
+    running statistics) that ``model.train`` does not exclude. A tensor that several submodules
+    share is listed once.
 
     Returns:
         Torch's name -> tensor.
@@ -421,7 +422,7 @@ def adapt_and_freeze(
     Returns:
         The module.
     """
-    adapters = "*.lora_?"  # pattern of the names of their tensors
+    adapters = "*.lora_?"  # pattern of the names of the adapters' tensors
     if lora is not None and isinstance(module, Adaptable):
         adapters = module.adapters
         make_seeded(lambda: module.adapt(lora), seed)
@@ -445,7 +446,7 @@ class Adaptable(nn.Module):
     def adapt(self, lora: LoRA) -> "nn.Module":
         """Add adapters to the module in place, and return it.
 
-        Their values are drawn from torch's global generator.
+        The adapters' values are drawn from torch's global generator.
 
         Args:
             lora: settings of the adapters.

@@ -62,7 +62,7 @@ class ResidentSamples:
     ) -> None:
         self.data = data
         self.device = device
-        self._given_memory_bytes = memory_bytes  # for copies in other processes
+        self._given_memory_bytes = memory_bytes  # for copies of this object in other processes
         self._memory_bytes = memory_bytes  # None until it is first needed
         self._lock = Lock()  # held while the fields below change
         # values that determine the content of tensors -> the tensors, used longest ago first
@@ -196,8 +196,8 @@ class ResidentSamples:
         pool = self.data.pool
         if pool.vocabulary:
             return raw
-        # These are tensors on the torch device. By a number on the host, a GPU would not divide,
-        # but multiply by its reciprocal, which gives other bits.
+        # Scale, mean and deviation become tensors on the torch device. A GPU would not divide by a
+        # number on the host, but multiply by its reciprocal, which gives other bits.
         scale, mean, std = [
             self.numbers(np.asarray(number, dtype=np.float32))
             for number in (pool.scale, pool.mean, pool.std)

@@ -154,14 +154,15 @@ class ResidentModels:
         keeps_results: bool = True,
     ) -> None:
         self.device = device
-        self._given_memory_bytes = memory_bytes  # for copies in other processes
+        self._given_memory_bytes = memory_bytes  # for copies of this object in other processes
         self._memory_bytes = memory_bytes  # None until it is first needed
         self._keeps_results = keeps_results
         self._lock = RLock()  # held while the fields below change
         # serial of a model -> its copy, the one that was used longest ago first
         self._copies: OrderedDict[int, Tensor] = OrderedDict()
-        self._copied_bytes = 0  # of ``_copies``
-        self._computed_bytes = 0  # of all ``ResidentWeights``, which count it down (``release``)
+        self._copied_bytes = 0  # size of all ``_copies``
+        # size of all ``ResidentWeights`` on the torch device; each subtracts its size (``release``)
+        self._computed_bytes = 0
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(ResidentModels, keeps_results=False), (self.device, self._given_memory_bytes)
@@ -386,7 +387,8 @@ class ResidentModels:
 def add_product(total: Tensor, product: Tensor, model: Tensor, coefficient: float) -> None:
     """Add coefficient x model to a sum, in two operations, each of which is rounded by itself.
 
-    GPUs would compute a single operation with one rounding (fused multiply-add), and other bits.
+    A GPU would compute a single operation with one rounding (fused multiply-add), and the result
+    would have other bits.
 
     Args:
         total: the sum, float64 [d], which is changed.
@@ -406,7 +408,7 @@ class MixSum:
     bitwise equal to ``weighted_sum`` of the same models in the same order.
 
     Args:
-        models: the models on the torch device.
+        models: store of the models on the torch device.
         length: count of weights of a model, d.
     """
 
@@ -454,18 +456,18 @@ class ResidentScratch(Scratch):
     """Storage of computed models on a torch device, and beyond its memory on the host and disk.
 
     If the models that were computed on the torch device take up more than half of its memory for
-    models, models move to the host: the first stored ones first, but a model that the torch device
-    has used since its last turn is skipped once.
+    models, models move to the host, in the order in which they were stored. A model that the torch
+    device has used since its last turn is skipped once.
 
     Args:
         memory_bytes: memory of the host for models.
-        models: the models on the torch device.
+        models: store of the models on the torch device.
     """
 
     def __init__(self, memory_bytes: float, models: ResidentModels) -> None:
         super().__init__(memory_bytes)
         self._models = models
-        # by id(ref), the next to be freed first
+        # id(ref) -> weak reference to the model; the next model to leave the device is the first
         self._resident: OrderedDict[int, weakref.ref[Ref]] = OrderedDict()
 
     def hold(self, ref: Ref, substitute: StoredTensor | None = None) -> None:

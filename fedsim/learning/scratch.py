@@ -20,8 +20,9 @@ from fedsim.common.tensor_files import StoredTensor, read_array
 Weights = NDArray[np.float32]
 
 MEMORY_BYTES = 1 << 28
-"""Memory for models that are computed in waves, and memory for models in ``Scratch`` (bytes), if
-``training.memory`` does not say otherwise.
+"""Default of ``training.memory`` (bytes).
+
+It limits the models that are computed together, and the models that ``Scratch`` has in memory.
 """
 
 SMALL = 1 << 16
@@ -188,7 +189,7 @@ class Scratch:
     def _free_one(self) -> None:
         """Free the memory of one model: the oldest one with a substitute, or else the oldest one.
 
-        A substitute is the weights as a function of other models (``hold``).
+        A substitute computes the weights from other models at each use (``hold``).
         """
         self._free(next(iter(self._substitutes or self._in_memory)))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Precision = Literal["float32", "bf16"]
 
 LANES = 16
-"""Models in a stack, unless ``training.lanes`` says otherwise."""
+"""Count of models in a stack (which are trained together); default of ``training.lanes``."""
 
 
 class TrainingSession(NamedTuple):

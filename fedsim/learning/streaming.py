@@ -185,7 +185,7 @@ def build_graph(
         )
         recipes[ref] = recipe
         stack += parents(recipe)
-    replacements: dict[Ref, Ref] = {**nodes, **computed}  # in the recipes of the nodes
+    replacements: dict[Ref, Ref] = {**nodes, **computed}  # model in a recipe -> its replacement
     for ref, node in nodes.items():
         recipe = with_models_replaced(recipes[ref], replacements)
         node.recipe = recipe
@@ -379,8 +379,9 @@ class Stream:
     async def _compute_all(self, nodes: Sequence[ModelNode]) -> None:
         """Compute models, and before them all models that they need, step by step."""
         steps = steps_of(nodes)
-        waiting: dict[ModelNode, ResultOf | Weights | ComputedWeights] = {}  # begun, not finished
-        sums: dict[ModelNode, _Sum] = {}  # of mixes with some parts added
+        # model -> its result or a future of it, for models whose computation has begun
+        waiting: dict[ModelNode, ResultOf | Weights | ComputedWeights] = {}
+        sums: dict[ModelNode, _Sum] = {}  # mix with some parts added -> the sum so far
         while steps:
             node, part = steps.popleft()
             if part is not None:
@@ -486,7 +487,7 @@ class Stream:
         if original is not None and not isinstance(node.spare_recipe, Best):
             self._scratch.hold(original, _derived_weights(node.spare_recipe))
         node.held = None
-        node.recipe = node.spare_recipe  # by which it can be computed again
+        node.recipe = node.spare_recipe  # so that the node can be computed again
         node.spare_recipe = None
         if node.state is not None:
             node.state = {}  # freed; None would say that the model never has a state

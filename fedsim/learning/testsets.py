@@ -30,7 +30,8 @@ _KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and
 class SampleResults(NamedTuple):
     """Results of tests of models on n test samples, as a worker returns them.
 
-    ``evaluation_of`` sums them by device. An answer is a prediction: of a sample, or of each token.
+    ``evaluation_of`` sums them by device. A model gives one answer (prediction) for each sample, or
+    one for each token of a sample.
 
     Attributes:
         scores: loss, count of correct answers and count of answers of each sample, float64 [n, 3].
@@ -73,7 +74,7 @@ class Block:
             return self._images
         samples = self.samples
         pool = samples.data.pool
-        turns, index = np.divmod(self._numbers, len(pool.y))  # of each image
+        turns, index = np.divmod(self._numbers, len(pool.y))  # one of each for each image
         dtype = torch.int64 if pool.vocabulary else torch.float32
         images = torch.empty(len(turns), *pool.shape, device=samples.device, dtype=dtype)
         no_samples = np.empty(0, dtype=np.int32)
@@ -181,7 +182,7 @@ class TestSets:
         shards = [self.shard(device) for device in devices]
         turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
         sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
-        # of each sample, device by device: the position of its shard, and its index in the pool
+        # for each sample, device by device: the position of its shard, and its index in the pool
         owner = np.repeat(np.arange(len(shards)), sizes)
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
         # an image is a sample of the pool after a number of quarter turns; its ID has both numbers
@@ -322,7 +323,7 @@ def evaluate_each(
 def _results_of(
     objective: Objective, outputs: Tensor, targets: Tensor, losses: Tensor
 ) -> SampleResults:
-    # [samples, answers], such as the tokens of a sequence
+    # bool [samples, answers]; a sequence may have one answer for each token
     is_counted = objective.asked(targets).reshape(len(targets), -1)
     is_equal = (objective.answers(outputs) == targets).reshape(len(targets), -1)
     is_correct = is_equal & is_counted

@@ -50,7 +50,9 @@ class Partition(Spec):
     """Default of ``data.augmentation``: whether training images are distorted."""
 
     pools_test: ClassVar[bool] = False
-    """Whether devices get samples of both published sets, and each tests on a tenth of its samples.
+    """Whether published training and test samples are divided together among the devices.
+
+    Each device then tests on a tenth of its samples.
     """
 
     @classmethod
@@ -76,14 +78,14 @@ class Partition(Spec):
             dataset: all samples, divided into training and test samples; ``dataset.by_class``
                 splits indices by label.
             devices: count of devices.
-            streams: random streams of the run; draws of a purpose ``world/data/NAME`` are equal
-                for all strategies.
+            streams: random streams of the run; a stream named ``world/data/NAME`` gives equal
+                draws with all strategies.
 
         Returns:
             The shards of all devices, which ``federated`` makes from pool indices.
 
         Raises:
-            ScenarioError: the partition is not possible, for example as a device has no samples.
+            ScenarioError: the partition is not possible, for example a device would get no samples.
         """
 
     def under(self, root: Path | None) -> Self:
@@ -104,8 +106,8 @@ def federated(
 
     Args:
         dataset: all samples.
-        train: training samples of each device, int32 [n] each, at least one.
-        test: test samples of each device, int32 [m] each.
+        train: pool indices of each device's training samples, int32 [n] each; n is at least 1.
+        test: pool indices of each device's test samples, int32 [m] each.
         truth: group of devices with similar data to which each device belongs, int64 [devices];
             None if there are no such groups.
 
@@ -140,7 +142,7 @@ def require_devices(devices: int, most: int, why: str) -> None:
     Args:
         devices: count of devices.
         most: greatest count of devices that is allowed.
-        why: the reason, for the error message.
+        why: the reason for the limit, for the error message.
 
     Raises:
         ScenarioError: there are more than ``most`` devices.
@@ -236,11 +238,11 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
 
     Args:
         dataset: all samples.
-        train: training samples of each device, int32 [n] each.
+        train: pool indices of each device's training samples, int32 [n] each.
         streams: random streams of the run.
 
     Returns:
-        The test samples of each device, int32 [m] each.
+        Pool indices of each device's test samples, int32 [m] each.
     """
     devices = len(train)
     test_by_class = dataset.by_class(dataset.test)

@@ -118,7 +118,7 @@ class Shift(Spec):
     """
 
     apart: ClassVar[bool] = False
-    """Whether the data of a device after an occasion are independent of all other candidates."""
+    """Whether a device's change does not depend on which other devices may change their data."""
 
     kind: str
     at: Occasions = Occasions(every_rounds=1)
@@ -206,15 +206,16 @@ class Shift(Spec):
     ) -> list[Change]:
         """Change the data of devices on one occasion, by ``data.replace_shard``.
 
-        ``data.truth`` is the true group of each device: of devices with similar data. If a device's
-        new data belong to another group, an override must change ``data.truth`` too.
+        ``data.truth`` holds the true group of each device; the devices of a group have similar
+        data. If a device's new data belong to another group, an override must change ``data.truth``
+        too.
 
         Args:
             data: the data of all devices, changed in place.
             occasion: index of the occasion, from 0.
             candidates: the devices that may change, int64, distinct, in any order.
-            streams: random streams of the run, for draws of purposes that begin with
-                ``world/drift``.
+            streams: random streams of the run; draws are allowed from streams whose names begin
+                with ``world/drift``.
 
         Returns:
             The changes, one for each device whose data changed.

@@ -101,12 +101,12 @@ class DataSpec(Spec):
         """
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
-        store = kept_data()  # of the data sets that several runs share
+        store = kept_data()  # store of the data sets that several runs share
         if store is None:
             return self.source.shape_and_classes(self.own_folder())
         key = self.kept_key
         if key not in store.shapes:
-            with unrecorded():  # the read files are not those of one run
+            with unrecorded():  # several runs share the data, so no run records these files
                 store.shapes[key] = self.source.shape_and_classes(self.own_folder())
         return store.shapes[key]
 
@@ -132,7 +132,7 @@ class DataSpec(Spec):
 
         Args:
             devices: count of devices.
-            streams: random streams of the run; draws have purposes ``world/data/...``.
+            streams: random streams of the run; only streams named ``world/data/...`` are used.
 
         Raises:
             ScenarioError: the partition does not fit the source or the devices.

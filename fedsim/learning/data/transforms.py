@@ -41,7 +41,7 @@ def augment(raw: Images, augmentation: Augmentation, seed: int) -> Images:
     Args:
         raw: images [k, c, h, w].
         augmentation: the distortions.
-        seed: seed of the draws; image j is distorted by the draw (seed, j).
+        seed: seed of the draws; the random numbers that distort image j depend on the seed and j.
 
     Returns:
         The distorted images, [k, c, h, w].

@@ -44,8 +44,8 @@ class Batches:
 
     def between(self, begin: int, end: int) -> "Batches":
         """Return the batches of the SGD steps from ``begin`` (included) to ``end`` (excluded)."""
-        # ``last_epoch`` counts from ``begin``. If the part ends before the last epoch, it is the
-        # count of the part's steps.
+        # ``last_epoch`` counts from ``begin``. If the part ends before the last epoch,
+        # ``last_epoch`` is the count of the part's steps.
         last_epoch = max(0, min(self.last_epoch, end) - begin)
         return Batches(self.rows[begin:end], self.counts[begin:end], last_epoch, self.per_epoch)
 
@@ -65,8 +65,8 @@ class Batches:
 def batch_width(samples: int, batch_size: int) -> int:
     """Return the count of samples to which each batch of a device is padded.
 
-    It is the batch size, or less for a device with few samples: their count, rounded up to a power
-    of two, and at least 64. The result depends on no other device.
+    The width is the batch size, or a smaller number if the device has few samples: their count,
+    rounded up to a power of two, but at least 64. The result depends on no other device.
 
     Args:
         samples: count of the device's samples.
@@ -257,7 +257,7 @@ class ParameterStep:
         kept_share = 1.0 - descent.lr * self.shrinkage
         if self.start is not None:
             weight.mul_(kept_share).add_(self.start, alpha=descent.lr * descent.mu)
-            kept_share = 1.0  # is applied already
+            kept_share = 1.0  # the factor is applied already
         weight.addmm_(left, right, beta=kept_share, alpha=-descent.lr)
         if self.constant is not None:
             weight.sub_(self.constant, alpha=descent.lr)

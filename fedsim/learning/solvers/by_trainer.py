@@ -58,8 +58,8 @@ def interrupted_after(seconds: float) -> Iterator[None]:
 class ByTrainer(Reference):
     """Solver that calls the scenario's trainer for each device's training.
 
-    The trainer gets a new copy of the module each time. The names and shapes of the tensors that it
-    returns are checked, and that it has drawn no unseeded random numbers.
+    The trainer gets a new copy of the module each time. An error is raised if the trainer returns
+    tensors of wrong names or shapes, or draws random numbers without a seed.
 
     Args:
         module: the module.
@@ -183,8 +183,8 @@ class ByTrainer(Reference):
             descent: the rule of a step.
 
         Raises:
-            SimulationError: the return value is anything else, or the trainer's state has a value
-                that is no tensor.
+            SimulationError: the return value is not two such mappings, a trained tensor is missing
+                or has a wrong shape, or the trainer's state has a value that is no tensor.
         """
         try:
             tensors, numbers = outcome
@@ -208,7 +208,7 @@ class ByTrainer(Reference):
             samples_in_batch = context.data.counts
             reports["batches"] = float(batches)
             reports["share"] = sum(samples_in_batch[:batches]) / sum(samples_in_batch)
-        if self._trainer.state == "fresh":  # ``training.state``: the next training begins without
+        if self._trainer.state == "fresh":  # the device's next training begins without a state
             state = {}
         return Solved(weights, loss, reports, state)
 
