@@ -87,7 +87,7 @@ class Strategy(Generic[P]):
     """
 
     round_word: ClassVar[str] = ROUND
-    """Singular noun for a row of the run's table of rounds, in texts for people."""
+    """Singular noun for a round in reports and messages, such as "round" or "version"."""
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
     """The class of the strategy's keys."""
@@ -161,7 +161,7 @@ class Strategy(Generic[P]):
         raise NotImplementedError
 
     async def on_carried(self, message: Carried) -> None:
-        """Called once for each message between an edge server and the server, when it has ended.
+        """Called when a message between an edge server and the server has ended, once per message.
 
         Args:
             message: the ended message, sent by ``ServerEdges.carry``.
@@ -191,16 +191,16 @@ class Strategy(Generic[P]):
         """
 
     async def on_return(self, device: int) -> None:
-        """Called when a device can be reached for which ``Clients.await_return`` was called.
+        """Called when a device can be reached again, if ``Clients.await_return`` was called for it.
 
         Args:
             device: ID of the device.
         """
 
     async def on_arrival(self, device: int) -> None:
-        """Called when a newcomer can be reached for the first time.
+        """Called when a device that joins during the run can be reached for the first time.
 
-        ``Clients.sample`` may draw the newcomer in this and later instants.
+        ``Clients.sample`` may draw the device in this and later instants.
 
         Args:
             device: ID of the device.
@@ -264,8 +264,8 @@ class Strategy(Generic[P]):
 
         Returns:
             Any of ``algorithm``, the name of the algorithm, and ``notes`` and ``warnings``, lists
-            of sentences; by default empty. An entry of another name is JSON, and no entry that
-            fedsim itself adds.
+            of sentences; by default empty. Any other entry must be JSON-able, and must differ in
+            name from the entries that fedsim adds.
         """
         return {}
 

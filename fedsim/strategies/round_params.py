@@ -145,7 +145,7 @@ class RoundParams(StrategyParams):
     def combined_at_once(self, devices: int) -> int:
         """Return how many updates are combined into one model, if no client disconnects.
 
-        The aggregation's keys are checked with this count. If rounds differ, it is the smallest.
+        The aggregation's keys are checked with this count, the smallest if rounds differ.
 
         Args:
             devices: count of devices in the population.

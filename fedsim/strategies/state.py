@@ -11,7 +11,7 @@ K = TypeVar("K")
 
 
 PartState = Any
-"""State of a strategy or of a part: its class ``State``, or a dict if it declares no such class."""
+"""State of a strategy or part: an object of its class ``State``, or a dict if it has no class."""
 
 
 @dataclass

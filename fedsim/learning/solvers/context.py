@@ -56,7 +56,7 @@ class LocalData:
         self.y = y
         self._draws = draws  # context of the module's own draws; None if it draws none
         self.counts: list[int] = solve.batches.counts.tolist()
-        # of the current batch; there is none before the iteration
+        # indices of the samples in the current batch; empty before the iteration
         self.batch = torch.arange(0, device=x.device)
         self.in_last_epoch = False
         self.taken = 0  # count of batches so far
@@ -276,13 +276,13 @@ def contrastive_loss(
     """
     representations = Representations(module)
     with torch.no_grad():
-        apply(start)  # for the representations that are recorded on the way
+        apply(start)  # ``representations`` records this forward pass
         received = representations.take_all()
         apply(contrast.previous)
         previous = representations.take_all()
 
     def loss(batch: Tensor) -> Tensor:
-        current = representations.take_last()  # of the step's forward pass
+        current = representations.take_last()  # recorded in the step's forward pass
         terms = contrastive_terms(current, received[batch], previous[batch], contrast.temperature)
         return contrast.weight * terms.mean()
 

@@ -138,8 +138,8 @@ def _in_weight_space(
     samples = np.ascontiguousarray(samples)
     constants = None if constant is None else [constant]
     stacks = _parameter([kernel], constants, descent, kernel.dtype)
-    trained = Parameter(*(stack[0] for stack in stacks))  # of stacks of one matrix
-    # empty, as only sample space has them
+    trained = Parameter(*(stack[0] for stack in stacks))  # each stack has one matrix
+    # empty, as only sample space has products and shares
     no_products = kernel[None, :0]
     no_shares = kernel[:0]
     first_layer = FirstLayer(samples, trained, no_products, no_shares, is_transposed=False)
@@ -352,7 +352,7 @@ def train_by_products(
         The mean loss over the last epoch; NaN if there are no steps.
     """
     layers = list(split(weights, sizes))
-    # of the first layer's kernel, its bias, the second layer's kernel, ...
+    # one object for each tensor: the first layer's kernel, its bias, the second layer's kernel, ...
     parameter_steps = _parameter_steps(layers, sizes, solve, descent)
     batches = solve.batches
     x = solve.x.reshape(len(solve.x), -1).to(weights.dtype)

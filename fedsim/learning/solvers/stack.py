@@ -64,7 +64,8 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
     shape = (steps, lanes, width)
     rows = np.zeros(shape, dtype=np.int64)
     mask = np.zeros(shape, dtype=np.float32)
-    sizes = np.ones(shape[:2], dtype=np.float32)  # 1 after a lane's last step: the loss divides
+    # 1 for a lane that takes no step, as losses are divided by the sizes
+    sizes = np.ones(shape[:2], dtype=np.float32)
     is_active = np.zeros(shape[:2], dtype=np.bool_)
     in_last_epoch = np.zeros(shape[:2], dtype=np.bool_)
     dropout_keys = np.zeros(shape[:2], dtype=np.int64)
@@ -229,7 +230,7 @@ class OptimizerSteps:
     def take(
         self, tensors: dict[str, Tensor], gradients: dict[str, Tensor], active: Tensor | None
     ) -> None:
-        old_weights = {}  # before the step; empty if all models take it
+        old_weights = {}  # tensors before the step; empty if all models take the step
         for name, parameter in self._parameters.items():
             parameter.grad = gradients[name]
             if active is not None:
@@ -276,7 +277,7 @@ class Stack:
         self._fixed: dict[str, Tensor] = {}  # not trained
         self._start: dict[str, Tensor] = {}  # before the first step; empty without proximal term
         self._constant: dict[str, Tensor] = {}  # part of all gradients; empty for 0
-        # the gradients of all models' losses, and the sums of their samples' losses, [W]
+        # returns the gradients of all models' losses, and the sums of their samples' losses, [W]
         self._gradients = vmap(grad(self._loss, has_aux=True))
 
     def _loss(
@@ -359,7 +360,7 @@ class Stack:
         loss_sums = torch.zeros(lanes, dtype=torch.float64, device=x.device)
         steps.begin(self._trained)
         for step in range(plan.steps):
-            rows = plan.rows[step]  # of all lanes' batches, concatenated
+            rows = plan.rows[step]  # sample indices of all lanes' batches, concatenated
             batch = LaneBatch(
                 x=_by_lane(x[rows], lanes),
                 y=_by_lane(y[rows], lanes),
@@ -406,7 +407,7 @@ def _by_lane(samples: Tensor, lanes: int) -> Tensor:
 
 
 def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor:
-    """Choose for each stacked model its weights after a step, or before it if it takes no step.
+    """Choose for each stacked model its weights after a step; if it takes no step, before the step.
 
     Models whose trainings have fewer steps than others of the stack thus stay unchanged.
 

@@ -25,7 +25,7 @@ _CHECK_INTERVAL = 8  # trainings between two checks of the state that a module k
 _TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 
 MOST_SHOWN = 5
-"""Most names or places in an error message."""
+"""Greatest count of names or places in an error message."""
 
 
 class ModuleCopy:

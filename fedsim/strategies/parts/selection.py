@@ -194,8 +194,8 @@ class Selection(Spec):
     def repeats(self) -> bool:
         """Whether one client may be drawn several times for a round.
 
-        Its update then counts several times in the mean (``draws_of``). Strategies that do more
-        with updates than to average them refuse such a selection.
+        The client's update then counts several times in the mean (``draws_of``). Strategies that
+        use updates for more than their mean refuse such a selection.
         """
         return False
 
