@@ -65,7 +65,8 @@ class LoRA(Spec):
     Attributes:
         rank: rank of every adapter.
         alpha: numerator of alpha / rank, the factor of the product B A x.
-        where: names of the layers that get an adapter; by default every ``torch.nn.Linear``.
+        where: names of the layers that get an adapter, or patterns such as ``blocks.*``; by default
+            every ``torch.nn.Linear``.
     """
 
     rank: int = Field(ge=1, le=100_000)

@@ -215,8 +215,8 @@ class ModelComputing:
                 them.
 
         Returns:
-            A ``TrainedModel`` for a training, the objectives of the candidates for a choice among
-            models, or the values of a function.
+            A ``TrainedModel`` for a training, the objective (loss plus L2 penalty) of each
+            candidate for a choice among models, or the values of a function.
         """
         results = await self._wait_for(work.future)
         return results[work.position]

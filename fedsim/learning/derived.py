@@ -51,7 +51,7 @@ class Derived(StoredTensor):
 
     @property
     def recipe(self) -> Applied:
-        """Call of ``spliced`` that computes these weights; checkpoints store it in their place."""
+        """Recipe of the weights, a call of ``spliced``; a checkpoint stores it in their place."""
         return Applied(
             _SPLICED,
             (self._model, self._values),

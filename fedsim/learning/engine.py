@@ -233,7 +233,11 @@ class Learning(Learner):
         return bool(self._solver.single_sample_obstacle)
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Raise ``ScenarioError`` if a batch has one sample, and the module cannot train on one."""
+        """Raise ``ScenarioError`` if a batch has one sample, and the module cannot train on one.
+
+        Args:
+            sizes: device -> count of training samples.
+        """
         reason = self._solver.single_sample_obstacle
         if not reason:
             return
@@ -277,7 +281,7 @@ class Learning(Learner):
         version: int,
         constants: Mapping[str, object],
     ) -> Ref:
-        """Compute values from a device's training samples at once, and return their ref.
+        """Compute values from a device's training samples in this call, and return their reference.
 
         Raises:
             SimulationError: the function raises an error, or returns no numbers.
@@ -348,7 +352,11 @@ class Learning(Learner):
         return tensors
 
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
-        """Compute models, by name, and test each on the samples of its devices (None for all)."""
+        """Compute models if needed, and test each on the test samples of its devices.
+
+        Args:
+            models: name -> model, and its devices (None for all).
+        """
         refs = [ref for ref, _ in models.values()]
         await self._computing.compute(refs, stay=self._computing.has_room(len(refs)))
         # models that are tested on one device each go into common requests to the workers
@@ -433,6 +441,8 @@ class Learning(Learner):
         before: Ref | None = None,
     ) -> Ref:
         """Return a reference to the model that a training will yield.
+
+        ``Learner.train`` describes the arguments.
 
         Raises:
             ScenarioError: the training adds a term to the loss, and the scenario's trainer does not

@@ -314,7 +314,7 @@ class RunningSum:
 def mean_state(
     parts: Sequence[tuple[Mapping[str, AnyArray] | None, float]],
 ) -> dict[str, AnyArray]:
-    """Compute the weighted mean of trainers' states, such as momentum, of several devices.
+    """Compute the weighted mean of the states (such as momentum) of several devices' trainers.
 
     Empty states, and states that are not finite, are left out.
 

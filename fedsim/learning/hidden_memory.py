@@ -327,7 +327,7 @@ def _followed_classes(cls: type) -> list[type]:
 def is_of_user(module: str) -> bool:
     """Return whether a Python module, given by name, is a user's own.
 
-    It is not if it belongs to Python, fedsim or an installed package.
+    Modules of Python, of fedsim and of installed packages are not.
     """
     return not _is_installed(module)
 

@@ -277,8 +277,8 @@ class Learner:
     def free_derived(self) -> None:
         """Free the memory of models that equal another stored model except in some slices.
 
-        They are computed from that model at each use. The method is called before a checkpoint is
-        written, which then stores only the slices.
+        From then on the freed models are computed from the other model at each use. The method is
+        called before a checkpoint is written, which then stores only the slices.
         """
 
     # methods that compute weights, or depend on data

@@ -27,7 +27,8 @@ def fill_module(module: nn.Module, path: str, root: Path | None) -> None:
             directory or ``$FEDSIM_DATA``.
 
     Raises:
-        DataError: the file or a tensor does not exist, or values are not finite.
+        DataError: the file does not exist or has no tensors, the module lacks a tensor of the file,
+            or an array does not fit its tensor or is not finite.
     """
     from safetensors.torch import load_file
 

@@ -72,7 +72,7 @@ def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
         more_is_better: whether a greater value is better.
 
     Returns:
-        A metric whose value of a round is the mean of the values that its updates report.
+        A metric whose value for a round is the mean of the values reported with its updates.
     """
     return EvaluationMetric(
         name,

@@ -188,7 +188,7 @@ class Trainer(Spec):
 
     @property
     def loss_options(self) -> Mapping[str, float]:
-        """Options of torch's ``cross_entropy`` as the loss, such as ``label_smoothing``."""
+        """Name -> option of the loss, torch's ``cross_entropy``, such as ``label_smoothing``."""
         return {}
 
     def stack_steps(

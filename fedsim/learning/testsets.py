@@ -47,7 +47,7 @@ class Block:
     """Block of k distinct test images; calling it returns the images as a tensor.
 
     The tensor is [k, *shape]: float32 images, or int64 tokens. The ID of an image is its quarter
-    turns x pool size + its index in the pool.
+    turns x pool size + its index in the pool, which has all samples of the data set.
 
     Args:
         samples: all samples on the torch device of the images.

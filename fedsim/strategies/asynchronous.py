@@ -152,7 +152,7 @@ class Asynchronous(Strategy[A]):
     def entry(message: TaskEnd, base: Ref) -> AsynchronousUpdate:
         """Return the update of an ended task in the form that ``publish`` takes.
 
-        The caller then sets its ``weight`` and ``staleness``.
+        The caller then sets the update's ``weight`` and ``staleness``.
 
         Args:
             message: the end of the task; its answer has ``update`` and ``samples``.

@@ -168,7 +168,7 @@ class Strategy(Generic[P]):
         """
 
     async def on_peer_message(self, message: PeerMessage) -> None:
-        """Called when a message from device to device has ended, once for each message.
+        """Called when a message from device to device has ended, once per message.
 
         Args:
             message: the ended message.
@@ -177,7 +177,7 @@ class Strategy(Generic[P]):
     async def on_edge_lost(self, edge: int) -> None:
         """Called when an edge server is lost.
 
-        Its messages and its devices' tasks end afterwards, all ``lost``.
+        The messages of the edge server and the tasks of its devices end afterwards, all ``lost``.
 
         Args:
             edge: ID of the edge server.

@@ -172,7 +172,7 @@ class SelectingParams(RoundParams):
     """Keys of strategies in rounds that let the scenario choose the selection.
 
     Attributes:
-        selection: selection of the cohort (``parts/selection``).
+        selection: selection of the cohort, the clients of a round (``parts/selection``).
     """
 
     selection: SelectionSpec = Random()

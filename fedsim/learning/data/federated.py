@@ -129,7 +129,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Shard:
-    """A device's data: which samples of the pool it holds, and how they are transformed.
+    """A device's data: its samples, as indices into the pool of all samples, and their transform.
 
     A shift of data replaces the shard by a new version.
 

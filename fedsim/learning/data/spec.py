@@ -33,8 +33,8 @@ class DataSpec(Spec):
 
     Attributes:
         source: a name such as ``"mnist"``, or a table with ``kind`` and the source's options.
-        root: the folder that contains the data sets' folders; None: these are looked for in the
-            working directory, and then in ``$FEDSIM_DATA``.
+        root: the folder that contains the data sets' folders. None: the data sets' folders are
+            looked for in the working directory, and then in ``$FEDSIM_DATA``.
         partition: a name, or a table with ``kind`` and options; by default ``iid``, or
             ``synthetic`` for the source ``synthetic``.
         normalize: ``pixel`` scales bytes to [0, 1] (digits: from 0..16), and leaves floats as they

@@ -21,8 +21,8 @@ class Augmentation(Spec):
     Attributes:
         max_degrees: each image is rotated by an angle uniform in [-max_degrees, max_degrees].
         flip: probability of a mirror image, left to right.
-        shift: each image is moved by a fraction of its side, uniform in [-shift, shift], in both
-            directions.
+        shift: each image is moved down and right, by fractions of its height and width that are
+            uniform in [-shift, shift].
     """
 
     max_degrees: float = Field(default=15.0, ge=0.0, le=180.0)

@@ -27,7 +27,7 @@ class Batches:
 
     Attributes:
         rows: indices of the samples of each batch, int64 [steps, width]. A batch with fewer than
-            ``width`` samples is padded with n, the count of the device's samples.
+            ``width`` samples is padded with the number n, the count of the device's samples.
         counts: count of samples in each batch, int64 [steps].
         last_epoch: index of the first step of the last epoch.
         per_epoch: count of steps in an epoch.
@@ -188,7 +188,7 @@ class Descent:
 
 
 class ParameterStep:
-    """SGD of a parameter tensor, in place, with momentum and proximal term.
+    """Optimiser of one parameter tensor: SGD in place, with momentum and proximal term.
 
     Args:
         parameter: the tensor that is trained.

@@ -85,6 +85,10 @@ class ByTrainer(Reference):
     def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
         """Train by the scenario's trainer.
 
+        Args:
+            inputs: the device's start, samples and batches.
+            descent: the rule of an SGD step: learning rate, terms and frozen weights.
+
         Raises:
             SimulationError: the trainer draws from a global random generator or from one without a
                 seed, or it returns a value that is not allowed.

@@ -22,7 +22,7 @@ def choose_solver(
     losses: Callable[..., torch.Tensor] | None = None,
     lanes: int = LANES,
 ) -> Solver:
-    """Choose the fastest solver that can train a model in the trainer's precision.
+    """Choose the solver for a model by ``training.solver``, the trainer and the torch device.
 
     Args:
         model: a description of fedsim's own layers, or a torch module.

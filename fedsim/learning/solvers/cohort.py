@@ -132,7 +132,7 @@ class Cohort(Reference):
         return solved
 
     def solve_all(self, trainings: Sequence[tuple[LocalSolve, Descent]]) -> list[Solved]:
-        """Train in stacks of ``lanes`` models where that gives correct results, else one by one."""
+        """Train in stacks of ``lanes`` models if that gives correct results, else one by one."""
         results: dict[int, Solved] = {}  # by position in ``trainings``
         positions_of_kind: dict[StackKind, list[int]] = {}  # trainings that can share a stack
         for position, (solve, descent) in enumerate(trainings):

@@ -222,13 +222,13 @@ class Representations:
         self._inputs.append(args[0])
 
     def take_all(self) -> Tensor:
-        """Return the representations of all passes since the last call, [n, r], and forget them."""
+        """Return the inputs of the last dense layer in all passes since the last call, [n, r]."""
         representation = torch.cat(self._inputs).flatten(1)
         self._inputs.clear()
         return representation
 
     def take_last(self) -> Tensor:
-        """Return the representations of the last forward pass, [b, r], and forget all passes."""
+        """Return the inputs of the last dense layer in the last pass, [b, r], and forget all."""
         representation = self._inputs[-1].flatten(1)
         self._inputs.clear()
         return representation
@@ -242,6 +242,8 @@ def contrastive_terms(
     current: Tensor, received: Tensor, previous: Tensor, temperature: float
 ) -> Tensor:
     """Return MOON's contrastive term of each sample, without its weight, [b].
+
+    A representation of a sample is the input of the model's last dense layer.
 
     Args:
         current: representations by the model in training, [b, r].

@@ -498,7 +498,7 @@ def _concatenated(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def flat_result(parameters: Sequence[Tensor], solve: LocalSolve, descent: Descent) -> FlatModel:
-    """Concatenate trained tensors to a flat model, with the device and dtype of the start.
+    """Concatenate trained tensors to a flat model, with the torch device and dtype of the start.
 
     Args:
         parameters: the trained tensors.

@@ -56,7 +56,7 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
 
     Args:
         solves: the trainings, one for each lane (place in the stack).
-        width: samples in a padded batch.
+        width: count of samples in a padded batch.
         device: torch device of the result.
     """
     lanes = len(solves)
@@ -100,8 +100,9 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
 class LaneBatch(NamedTuple):
     """Padded batches of all lanes of a stack, in one step.
 
-    A lane is the training of one model in the stack. Within ``torch.func.vmap``, an object has the
-    batch of one lane, and all shapes are without W.
+    A lane is the training of one model in the stack. There are W lanes, and b samples in a padded
+    batch. Within ``torch.func.vmap``, an object has the batch of one lane, and all shapes are
+    without W.
 
     Attributes:
         x: samples, [W, b, *shape].
@@ -407,9 +408,9 @@ def _by_lane(samples: Tensor, lanes: int) -> Tensor:
 
 
 def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor:
-    """Choose for each stacked model its weights after a step; if it takes no step, before the step.
+    """Return the stacked models after a step, in which models that take no step are unchanged.
 
-    Models whose trainings have fewer steps than others of the stack thus stay unchanged.
+    A model takes no step if its training has fewer steps than other trainings of the stack.
 
     Args:
         active: whether each model takes the step, bool [W]; None if all do.

@@ -33,10 +33,10 @@ DEADLINES = Registry(
 class Deadline(Spec):
     """Base of the rules for how long the clients of a round may take (``strategy.deadline``).
 
-    Memory between rounds is in the argument ``state``. When the time of a round is over, the
-    strategy ends the open tasks as late (``Synchronous._end_open``), unless it lets them go on
-    (``Traits.late_goes_on``). If the deadline bounds the training alone (``bounds_training``), the
-    step ``Train`` of each client decides whether the client is late.
+    A rule stores its memory between rounds in ``state``, an argument of its methods. When the time
+    of a round is over, the strategy ends the open tasks as late (``Synchronous._end_open``), unless
+    it lets them go on (``Traits.late_goes_on``). If the deadline bounds only the training
+    (``bounds_training``), the step ``Train`` of each client decides whether the client is late.
     """
 
     kind: str

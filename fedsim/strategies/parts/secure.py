@@ -64,8 +64,8 @@ class SecureAggregation(Spec):
             masks.
         key: bytes of a public key.
         share: bytes of an encrypted share.
-        mask_rate: bytes of float32 for which the server computes masks in a second; None: masks
-            take no time.
+        mask_rate: bytes of masks (float32) that the server computes in a second; None: masks take
+            no time.
         patience: time that clients have for each of the three additional phases (s).
     """
 

@@ -200,7 +200,7 @@ class Selection(Spec):
         return False
 
     def draws_of(self, state: PartState, device: int) -> int:
-        """Return how often a client of the present cohort was drawn.
+        """Return how often a client of the present cohort was drawn; by default 1.
 
         Args:
             state: state of the selection.
@@ -320,7 +320,8 @@ class Selection(Spec):
     async def learn(self, server: Server, state: PartState) -> None:
         """Learn from all reports of a round that is over, or of a version that was published.
 
-        By default nothing is done. ``ServerModels.numbers`` reads the reports' values.
+        Reports are contents that clients add to their updates (``report``). By default nothing is
+        done. ``ServerModels.numbers`` reads the reports' values.
 
         Args:
             server: API of the strategy's server code.
