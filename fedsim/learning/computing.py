@@ -293,7 +293,7 @@ class ModelComputing:
             recipes: the recipe of each model, which the model itself has dropped.
         """
         for ref, computed in zip(wave, recipes, strict=True):
-            if isinstance(computed, Best):  # shares the memory of the chosen model
+            if isinstance(computed, Best):  # a choice shares the memory of the chosen model
                 continue
             models = computed.models if isinstance(computed, Applied) else ()
             self.scratch.hold(ref, derived_of(computed, models))
@@ -333,7 +333,7 @@ class ModelComputing:
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
         models = list(recipe.models)
-        if recipe.size is None:  # a function with a size gets all models, as ``taken`` needs them
+        if recipe.size is None:  # with a size, as of ``taken``, the function itself leaves models out
             models = self._filter_finite(ref, models)
         is_incomplete = len(models) < len(recipe.models)
         if not models or (is_incomplete and not recipe.leave_out):

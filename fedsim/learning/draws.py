@@ -86,7 +86,7 @@ class KeyedDraws(TorchDispatchMode):
             generator = args[position] if position < len(args) else kwargs.get("generator")
             if generator is not None:  # a generator that the module has passed
                 return func(*args, **kwargs)
-            args = args[:position]  # without a None by position, as the generator is passed by name
+            args = args[:position]  # drops a None for the generator, which is passed by name
         else:
             variant = _with_generator(func)
         if variant is None:

@@ -49,7 +49,7 @@ from fedsim.learning.testsets import TestSets, evaluate_block, evaluate_each, ev
 _ADAPTERS = "strategy/adapters"  # random stream of LoRA's initial matrices
 _INIT = "strategy/init"  # random stream of initial models, equal for all strategies with one seed
 _TESTED_AT_ONCE = 64  # models in one request to a worker if each model is tested on one device
-_MOST_PARAMETERS = 1_000_000_000  # parameters of a model (4 GB), as a run holds several models
+_MOST_PARAMETERS = 1_000_000_000  # limit of a model (4 GB), as a run holds several models
 
 
 class Learning(Learner):
@@ -176,7 +176,7 @@ class Learning(Learner):
         if len(largest.train) < 2:
             return
         shard = replace(largest, train=largest.train[:SAMPLES])
-        # both are of one seed, so that only an unseeded draw makes them differ
+        # both modules are built with one seed, so that only an unseeded draw makes them differ
         first = self._module_weights(0)
         second = self._module_weights(0)
         if first.tobytes() != second.tobytes():

@@ -172,9 +172,9 @@ class _SharedMemory:
         self.values: dict[str, object] = {}
         self.caches: dict[str, functools._lru_cache_wrapper[Any]] = {}
         self._visited: set[int] = set()  # hashes of visited values (``_visit``)
-        self._functions: list[types.FunctionType] = []  # to be followed
+        self._functions: list[types.FunctionType] = []  # functions still to be followed
         classes = chain.from_iterable(_user_classes(type(part)) for part in parts)
-        self._classes = list(dict.fromkeys(classes))  # to be followed, each once
+        self._classes = list(dict.fromkeys(classes))  # classes still to be followed, each once
         while self._classes or self._functions:
             if self._classes:
                 self._follow_class(self._classes.pop())

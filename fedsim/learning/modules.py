@@ -225,7 +225,7 @@ def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
         Torch's name -> tensor.
     """
     tensors: dict[str, Tensor] = {}
-    listed: set[int] = set()  # by id
+    listed: set[int] = set()  # ``id()`` of each listed tensor
     for name, part in module.named_modules():
         for key, tensor in _trained_of_part(part):
             if id(tensor) not in listed:

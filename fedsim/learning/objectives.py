@@ -112,7 +112,7 @@ def user_metric(path: str) -> EvaluationMetric:
     more_is_better = getattr(_import_function(path, "objective.metrics"), "more_is_better", False)
     return EvaluationMetric(
         path.rpartition(":")[2],
-        kinds=(),  # ``Objective`` allows it by its path
+        kinds=(),  # ``Objective`` allows a user's metric by its path
         keep=keep,
         value=mean_of_values,
         more_is_better=more_is_better,

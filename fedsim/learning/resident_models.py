@@ -28,7 +28,7 @@ from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
 from fedsim.learning.solvers.base import Solved
 from fedsim.learning.streaming import ModelNode
 
-_MEMORY_SHARE = 0.15  # share of a GPU's free memory, when the run begins, for models
+_MEMORY_SHARE = 0.15  # share, for models, of a GPU's memory that is free when the run begins
 # share of this memory for stored models; the rest is for new results and copies
 _STORED_SHARE = 0.5
 _TRIAL_MODELS = 20  # count of models in a trial sum
@@ -307,7 +307,7 @@ class ResidentModels:
                 self._computed_bytes += size
         if not has_room:
             arrays = to_host(torch.stack(list(tensors)))  # all models in one copy
-            return [array.copy() for array in arrays]  # each can be freed alone
+            return [array.copy() for array in arrays]  # each copy can be freed alone
         finite_flags = torch.stack([tensor.isfinite().all() for tensor in tensors])
         resident = []
         for tensor, is_finite in zip(tensors, to_host(finite_flags).tolist(), strict=True):
@@ -417,7 +417,7 @@ class MixSum:
         self._length = length
         # The sum lies on the host or on the torch device; all fields are None for an empty sum.
         self._host: RunningSum | None = None
-        self._total: Tensor | None = None  # on the torch device, float64 [d]
+        self._total: Tensor | None = None  # the sum on the torch device, float64 [d]
         self._product: Tensor | None = None  # working memory of ``add_product``
 
     def add(self, ref: Ref, coefficient: float) -> None:

@@ -40,7 +40,7 @@ WAITING = 2
 """Results per worker that may be in progress, or ready and not yet used."""
 
 _STEPS_AHEAD = 8  # later steps searched for further work, per result that may be in progress
-_RETURNED_BYTES = 1 << 28  # freed models after which memory goes back to the system (bytes)
+_RETURNED_BYTES = 1 << 28  # size of freed models after which the system gets memory back (bytes)
 # Depth of nested mixes from which a sum begins only once all its parts are computed. This bounds
 # the count of unfinished sums in memory.
 _OPEN_SUMS = 3

@@ -74,7 +74,7 @@ class Block:
             return self._images
         samples = self.samples
         pool = samples.data.pool
-        turns, index = np.divmod(self._numbers, len(pool.y))  # one of each for each image
+        turns, index = np.divmod(self._numbers, len(pool.y))  # of each image: turns, pool index
         dtype = torch.int64 if pool.vocabulary else torch.float32
         images = torch.empty(len(turns), *pool.shape, device=samples.device, dtype=dtype)
         no_samples = np.empty(0, dtype=np.int32)
@@ -189,7 +189,7 @@ class TestSets:
         image_ids = index + turns[owner] * len(pool.y)
         # the distinct images, and the index of each sample's image among them
         images, image_of_sample = np.unique(image_ids, return_inverse=True)
-        order = np.argsort(image_of_sample, kind="stable")  # samples by image
+        order = np.argsort(image_of_sample, kind="stable")  # samples in the order of their images
         targets = pool.y if pool.targets is None else pool.targets
         y = _map_labels(targets[index], owner, shards)
         image_bytes = 4 * self._image_numbers * len(images)

@@ -169,7 +169,7 @@ class Synchronous(Combining[S]):
         devices = selection.select(self.server, state.selection, count, stream, among)
         devices = self.server.clients.chosen(devices, type(selection).select)
         is_uniform = selection.uniform and among is None and not self.params.traits.late_goes_on
-        if self._accounts and is_uniform:  # the count of drawn and of available clients
+        if self._accounts and is_uniform:  # counts of drawn and of available clients
             state.drawn = (len(devices), len(self.server.clients.idle_devices()))
         if selection.asks:
             self._candidates.propose(devices, count - len(devices))

@@ -254,7 +254,7 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
     test_counts = _apportion(np.array(train_counts), available)  # [devices, classes]
     generator = streams.generator("world/data/test")
     samples = []
-    owners = []  # the device of each of the samples
+    owners = []  # device of each sample
     for device_counts, class_index in zip(test_counts.T, test_by_class, strict=True):
         # all test samples of the class, or none if no device trains on the class
         samples.append(generator.permutation(class_index)[: device_counts.sum()])

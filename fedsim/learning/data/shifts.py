@@ -245,7 +245,7 @@ class SwapAll(Shift):
         exchanges = generator.random(len(pairs)) < self.probability
         for first, second in pairs[exchanges].tolist():
             changes += exchange(data, first, second, data.current(second), data.current(first))
-            if data.truth is not None:  # the true groups go along
+            if data.truth is not None:  # the devices exchange their true groups, too
                 data.truth[[first, second]] = data.truth[[second, first]]
         return changes
 

@@ -10,7 +10,7 @@ from fedsim.common.streams import Streams
 
 Images = NDArray[np.float32]
 
-_BLOCK = 512  # images distorted at once, which limits the working memory
+_BLOCK = 512  # count of images distorted together, which limits the working memory
 
 
 class Augmentation(Spec):

@@ -198,7 +198,7 @@ def _refuse_outputs(
             f"the loss of {len(y)} samples by the module of model.factory has the shape "
             f"{form}; allowed is [{len(y)}], one loss a sample (reduction='none')"
         )
-    _run_user_code(lambda: objective.answers(outputs) == y)  # raises if they cannot be compared
+    _run_user_code(lambda: objective.answers(outputs) == y)  # raises if this is impossible
 
 
 def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
@@ -243,7 +243,7 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
     Raises:
         ScenarioError: the results differ, or a repetition changes memory again.
     """
-    # the names tell a training's place in the order of its copy: first, repeated or last
+    # ``first``, ``repeated`` and ``last`` tell when the training ran on its copy
     first_copy = _fresh_copy(solver)
     second_copy = _fresh_copy(solver)
     first_a = _train(solver, first_copy, a)

@@ -42,7 +42,7 @@ from fedsim.learning.solvers.watched import ModuleCopy, Watch, run_user_code
 _APPLIED_AT_ONCE = 1 << 16
 _GROUP = 16  # count of samples whose float32 values always fill whole cache lines (64 bytes)
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
-_REPEATED_STEPS = 3  # first steps that each thread trains twice, to compare the results
+_REPEATED_STEPS = 3  # count of first steps that each thread trains twice, to compare results
 _TEST_KEY = 0x7E57  # key of random draws in tests, equal for all models and devices
 _LOSS_KEY = 0x7E58  # key of random draws in the loss of tests
 
@@ -86,7 +86,7 @@ class Reference(Solver):
         self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._is_image:  # convolutions are faster with the channels of a pixel side by side
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        _share_buffers_again(module, self._template)  # ``to`` has given each its own memory
+        _share_buffers_again(module, self._template)  # ``to`` has given each buffer its own memory
         self.watch = Watch(self._template, device)
         self._has_loss = hasattr(self._template, "loss")
         self._losses = losses

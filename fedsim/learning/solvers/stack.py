@@ -263,7 +263,7 @@ class Stack:
         self._sizes = [tensor.numel() for tensor in flat.values()]
         # name of each trained tensor -> ``Descent.shrinkage``, its factor in its own gradient
         self._shrinkage: dict[str, float] = {}
-        # ``rules`` sets the learning rate of a frozen tensor to 0. Any rate but 0 shows it.
+        # ``rules`` sets the learning rate of a frozen tensor to 0; with rate 1 this can be seen.
         for name, rule in rules(replace(descent, lr=1.0), flat).items():
             tensor = flat[name]
             if tensor.requires_grad and rule.lr:
@@ -274,10 +274,10 @@ class Stack:
             if isinstance(part, KeyedDropout):
                 self._key_buffers.append(f"{name}.key")
         # name -> tensor of all W models, [W, *shape]; set by ``load``
-        self._trained: dict[str, Tensor] = {}  # changed by each step
-        self._fixed: dict[str, Tensor] = {}  # not trained
-        self._start: dict[str, Tensor] = {}  # before the first step; empty without proximal term
-        self._constant: dict[str, Tensor] = {}  # part of all gradients; empty for 0
+        self._trained: dict[str, Tensor] = {}  # tensors that each step changes
+        self._fixed: dict[str, Tensor] = {}  # tensors that are not trained
+        self._start: dict[str, Tensor] = {}  # trained tensors at first; empty without proximal term
+        self._constant: dict[str, Tensor] = {}  # part of the gradient in each step; empty for 0
         # returns the gradients of all models' losses, and the sums of their samples' losses, [W]
         self._gradients = vmap(grad(self._loss, has_aux=True))
 
