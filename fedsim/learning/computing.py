@@ -333,7 +333,7 @@ class ModelComputing:
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
         models = list(recipe.models)
-        if recipe.size is None:  # with a size, as of ``taken``, the function itself leaves models out
+        if recipe.size is None:  # functions with a size, such as ``taken``, get all models
             models = self._filter_finite(ref, models)
         is_incomplete = len(models) < len(recipe.models)
         if not models or (is_incomplete and not recipe.leave_out):

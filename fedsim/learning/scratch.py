@@ -102,7 +102,7 @@ class Scratch:
     """
 
     def __init__(self, memory_bytes: float) -> None:
-        # statistics: bytes written to the file; greatest size of file, of memory, and of both together
+        # statistics: written to the file; greatest size of file, of memory, and of both together
         self.written_bytes = 0
         self.peak_bytes = 0
         self.most_used_bytes = 0

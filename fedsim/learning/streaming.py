@@ -379,8 +379,7 @@ class Stream:
     async def _compute_all(self, nodes: Sequence[ModelNode]) -> None:
         """Compute models, and before them all models that they need, step by step."""
         steps = steps_of(nodes)
-        # model -> its result or a future of it, for models whose computation has begun
-        waiting: dict[ModelNode, ResultOf | Weights | ComputedWeights] = {}
+        waiting: dict[ModelNode, ResultOf | Weights | ComputedWeights] = {}  # models in progress
         sums: dict[ModelNode, _Sum] = {}  # mix with some parts added -> the sum so far
         while steps:
             node, part = steps.popleft()
