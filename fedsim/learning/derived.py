@@ -51,7 +51,10 @@ class Derived(StoredTensor):
 
     @property
     def recipe(self) -> Applied:
-        """Recipe of the weights, a call of ``spliced``; a checkpoint stores it in their place."""
+        """Description of the call of ``spliced`` by which the weights are computed.
+
+        A checkpoint stores it in place of the weights.
+        """
         return Applied(
             _SPLICED,
             (self._model, self._values),

@@ -283,6 +283,8 @@ class Learning(Learner):
     ) -> Ref:
         """Compute values from a device's training samples in this call, and return their reference.
 
+        ``Learner.of_data`` describes the arguments.
+
         Raises:
             SimulationError: the function raises an error, or returns no numbers.
         """

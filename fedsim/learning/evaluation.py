@@ -54,14 +54,14 @@ class Evaluation:
 
     @classmethod
     def concatenate(cls, evaluations: Sequence["Evaluation"]) -> "Evaluation":
-        """Concatenate the evaluations of several models.
+        """Concatenate the evaluations of several models to one with the entries of all.
 
         Args:
             evaluations: the evaluations.
 
         Returns:
-            One evaluation with all entries in order. Its ``correct`` is None if any evaluation has
-            none.
+            The evaluation, with entries (tests of a model on a device's samples) in order. Its
+            ``correct`` is None if it is None in one of ``evaluations``.
         """
         devices: list[int] = []
         facts: dict[str, list[SampleNumbers]] = {}

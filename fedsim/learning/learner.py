@@ -39,9 +39,9 @@ class Learner:
         base_bytes: size of the frozen tensors (bytes).
         state_bytes: size of the trainer's state that is sent with each model (bytes).
         flops_per_sample: FLOPs of a training step on one sample.
-        batch_sizes: batch size of each device, int64 [devices]; 0 for ``training.batch_size``, and
-            None if all devices have that.
-        notes: text lines for the user, on how models are trained; empty if there is nothing to say.
+        batch_sizes: batch size of each device, int64 [devices]; 0 for ``training.batch_size``. None
+            if ``training.batch_size`` holds for all devices.
+        notes: texts for the user about models that the solver cannot train together; usually empty.
     """
 
     learns: ClassVar[bool] = False

@@ -173,7 +173,8 @@ def copy_module(module: nn.Module) -> nn.Module:
     """Return a deep copy of a module.
 
     Raises:
-        ScenarioError: the module cannot be copied; the error names the attribute that prevents it.
+        ScenarioError: the module cannot be copied; the error names the attribute that prevents it,
+            if one does.
     """
     try:
         return copy.deepcopy(module)
@@ -421,6 +422,10 @@ def adapt_and_freeze(
 
     Returns:
         The module.
+
+    Raises:
+        ScenarioError: a pattern matches nothing, no layer can have an adapter, or no tensor is left
+            to be trained.
     """
     adapters = "*.lora_?"  # pattern of the names of the adapters' tensors
     if lora is not None and isinstance(module, Adaptable):
