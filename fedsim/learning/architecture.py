@@ -262,7 +262,7 @@ class Architecture:
 
     @property
     def tensors(self) -> list[tuple[str, Shape]]:
-        """Names, such as ``0.weight``, and shapes of all parameters, in the order of the weights."""
+        """Names, such as ``0.weight``, and shapes of all parameters, in the model's order."""
         tensors: list[tuple[str, Shape]] = []
         for position, layer in self.trained():
             tensors.append((f"{position}.weight", layer.kernel_shape))

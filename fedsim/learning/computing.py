@@ -320,7 +320,7 @@ class ModelComputing:
             ref.settle(value)
 
     def _prepare_call(self, ref: Ref) -> FunctionCall | Weights | ResidentWeights:
-        """Return the function call by which a worker computes a model, or the weights at once.
+        """Return the function call by which a worker computes a model, or the model's weights.
 
         There are two cases without a call. The first is that the function cannot be applied: no
         model that it needs has finite weights, or one of them is not finite and the recipe does not

@@ -189,7 +189,7 @@ class Learning(Learner):
         probe(self._solver, self._objective, *data.train_samples(shard))
 
     def _try_stack(self, solver: Cohort, data: FederatedData) -> None:
-        """Test for which batches the solver can train the models of several devices at once.
+        """Test for which batches the solver can train the models of several devices together.
 
         The solver stacks the models, and pads batches to a few widths. For each width, the first
         batch of one device is tried. For widths that fail, the reason is appended to ``notes``.

@@ -416,7 +416,7 @@ class _Reader:
             return self._entries([value.__func__, value.__self__], depth)
         if isinstance(value, types.FunctionType):
             return self._of_function(value, depth)
-        # iterators: how far they have come
+        # iterators: their positions
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame  # None after the generator's end
             return None if frame is None else (frame.f_lasti, self._items(frame.f_locals, depth))

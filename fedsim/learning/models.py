@@ -1,4 +1,4 @@
-"""``[model]``: fedsim's own layers, any ``nn.Module`` by import path, or a size alone.
+"""``[model]``: fedsim's own layers, any ``nn.Module`` by import path, or only a size.
 
 More models are in ``fedsim.toolbox.models``.
 """
@@ -143,7 +143,7 @@ class Model(Spec):
             classes: count of classes.
 
         Raises:
-            ScenarioError: the model has no layers that could be trained alone.
+            ScenarioError: the model has no layers of which some could be trained without the others.
         """
         raise ScenarioError(
             f"population.short_of_memory is 'fewer-layers', and model.kind is {self.kind!r}, "
@@ -198,7 +198,7 @@ class PartedModel(Model):
             )
         update: dict[str, Any] = {"lora": self.lora.model_copy(update={"rank": int(size)})}
         if by == "adapters":
-            update["train"] = None  # the adapters alone are trained
+            update["train"] = None  # only the adapters are trained
         return self.model_copy(update=update)
 
     def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:

@@ -49,7 +49,7 @@ class ResidentSamples:
     On a GPU a shard (the samples of one device) is copied when it is used first, in the data set's
     type, so that bytes stay bytes. If the memory for samples is full, the shards that were used
     longest ago are freed, and copied anew when they are used again. On a CPU nothing is stored, and
-    each use reads the samples from ``data``. Several threads may use an object at once.
+    each use reads the samples from ``data``. Several threads may use an object at the same time.
 
     Args:
         data: all samples (the pool); the shards, indices of samples, are arguments of the methods.

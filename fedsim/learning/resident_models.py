@@ -137,8 +137,8 @@ class ResidentModels:
     - Models that were computed on the GPU, if ``keeps_results``. A result stays on the GPU if there
       is room, and is moved to the host otherwise.
 
-    On a CPU nothing is stored. Several threads may use an object at once. If the object is sent to
-    a worker process, the worker's object begins empty, and moves all results to the host.
+    On a CPU nothing is stored. Several threads may use an object at the same time. If the object is
+    sent to a worker process, the worker's object begins empty, and moves all results to the host.
 
     Args:
         device: the torch device.
@@ -202,7 +202,7 @@ class ResidentModels:
 
         Returns:
             The weights and the model's serial, by which ``flat`` finds a copy on the torch device;
-            on a CPU the weights alone.
+            on a CPU only the weights.
 
         Raises:
             ValueError: the model has not been computed.
@@ -307,7 +307,7 @@ class ResidentModels:
                 self._computed_bytes += size
         if not has_room:
             arrays = to_host(torch.stack(list(tensors)))  # all models in one copy
-            return [array.copy() for array in arrays]  # each copy can be freed alone
+            return [array.copy() for array in arrays]  # each copy can be freed by itself
         finite_flags = torch.stack([tensor.isfinite().all() for tensor in tensors])
         resident = []
         for tensor, is_finite in zip(tensors, to_host(finite_flags).tolist(), strict=True):
@@ -332,7 +332,7 @@ class ResidentModels:
             return
         rows = to_host(torch.stack(list(tensors.values())))
         for (weights, tensor), row in zip(tensors.items(), rows, strict=True):
-            array: Weights = row.copy()  # can be freed alone, which a row cannot
+            array: Weights = row.copy()  # can be freed by itself, which a row cannot
             array.setflags(write=False)
             weights.leave(array)
             if copies_stay:

@@ -131,7 +131,7 @@ class TestSets:
 
     Args:
         data: the data of all devices.
-        samples: all samples on the torch device of the test images, as workers have them.
+        samples: all samples on the torch device of the test images.
     """
 
     def __init__(self, data: FederatedData, samples: ResidentSamples) -> None:

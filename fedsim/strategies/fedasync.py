@@ -74,7 +74,7 @@ class FedAsyncClient(Client[FedAsyncParams]):
 
 
 class FedAsync(Asynchronous[FedAsyncParams]):
-    """Asynchronous federated optimisation: the server mixes each update into the model at once.
+    """Asynchronous federated optimisation: the server mixes in each update when it arrives.
 
     The new version is w <- (1 - alpha_t) w + alpha_t w_new, with the server's model w and the
     update w_new. Its weight alpha_t is alpha s(tau), with the keys ``alpha`` and ``staleness`` (the

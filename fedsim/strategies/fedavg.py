@@ -114,7 +114,7 @@ class FedAvg(Synchronous[S]):
     async def aggregate(self) -> None:
         """Combine the received updates into the next model, and store the devices' kept tensors.
 
-        The model stays as it is if no update has samples.
+        The model is unchanged if no update has samples.
         """
         state = self.state
         previous_model = state.model

@@ -144,8 +144,8 @@ class StrategyParams(FormerNames):
             The ranges; None if the whole model is sent.
 
         Raises:
-            ScenarioError: all tensors or no tensors would be sent, or the strategy itself decides which
-                tensors stay and the model has none.
+            ScenarioError: all tensors or no tensors would be sent, or the strategy itself decides
+                which tensors stay and the model has none.
         """
         if self.traits.kept_by == "scenario" and setting.keeps:
             key = "model.keep or model.send is given"

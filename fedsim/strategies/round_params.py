@@ -60,7 +60,7 @@ class RoundParams(StrategyParams):
         min_available: clients are selected only while this many can be reached, idle or busy;
             otherwise the server looks again after ``retry``. None: with any number.
         every: each round begins at the first multiple of this time (s) after the preceding round
-            has closed. None: each round begins at once.
+            has closed. None: each round begins when the preceding round has closed.
     """
 
     instead: ClassVar[Former] = former_keys.ROUNDS
@@ -96,7 +96,7 @@ class RoundParams(StrategyParams):
     def first_deadline_s(self, mean_epoch_s: float) -> float | None:
         """Return the time that clients have until the deadline in the first round (s).
 
-        If the deadline bounds the training alone (``bounds_training``), it is the time for each
+        If the deadline bounds only the training (``bounds_training``), it is the time for each
         training, in all rounds.
 
         Args:

@@ -36,7 +36,7 @@ class SynchronousClient(Client[S]):
 
     Attributes:
         training_limit: time within which a training must end, from the end of the download (s);
-            None unless the deadline bounds the training alone (``deadline.since = "download"``).
+            None unless the deadline bounds only the training (``deadline.since = "download"``).
 
     Example:
         Client code that reports its number of samples as a payload of 4 bytes, in ``mine.py``:
@@ -521,7 +521,7 @@ class Synchronous(Combining[S]):
     async def _finish_round(self) -> None:
         """Record the round with its measures; the next round begins unless the run ends.
 
-        The selection is told of the updates first, because the next round selects by them.
+        The selection receives the updates before the next round, which selects by them.
         """
         state = self.state
         server = self.server

@@ -83,7 +83,7 @@ class AsynchronousUpdate(Update):
     A version is a model that the server has published.
 
     Attributes:
-        base: The model from which the update was trained: the same as ``start``, but never None.
+        base: The model from which the update was trained, as ``start``, but never None.
         weight: Weight of the update in the version in which it is combined.
         staleness: Count of versions published between the request to the device and its answer.
     """

@@ -219,7 +219,7 @@ class FederatedData:
     def replace_shard(self, device: int, shard: Shard) -> int:
         """Replace a device's data by a new version; a shift of data calls this method.
 
-        The attribute ``truth``, the true group of each device, stays as it is. If the new data
+        The attribute ``truth``, the true group of each device, is unchanged. If the new data
         belong to another group, the shift itself must set ``truth[device]``.
 
         Args:

@@ -71,7 +71,7 @@ class Occasions(Spec):
         return self.rounds is not None and number in self.rounds
 
     def time(self, index: int) -> float | None:
-        """Return the simulated time at which the data change for the ``index``-th time (s).
+        """Return the simulated time (s) of an occasion, on which the data change.
 
         Args:
             index: index of the occasion, from 0.

@@ -1,4 +1,4 @@
-"""The cohort solver: local SGD of many devices at once, as one stack of models by autograd."""
+"""The cohort solver: local SGD of many devices together, as one stack of models by autograd."""
 
 import math
 import warnings
@@ -41,7 +41,7 @@ _FALLBACK_WARNING = (
 
 
 def _warn_of_operations(*, warns: bool) -> None:
-    """Set whether torch warns of operations that it cannot compute for a stack at once."""
+    """Set whether torch warns of operations that it cannot compute for a whole stack."""
     vars(torch._C._functorch)["_set_vmap_fallback_warning_enabled"](warns)
 
 
@@ -69,7 +69,7 @@ class StackKind(NamedTuple):
 
 
 class Cohort(Reference):
-    """Solver that trains the models of several devices at once, stacked by ``torch.func``.
+    """Solver that trains the models of several devices together, stacked by ``torch.func``.
 
     A stack has a fixed count of lanes, each with one model, and all batches are padded to one size.
     The bits of a result thus depend neither on the other lanes nor on the lane that computes it.
@@ -88,8 +88,8 @@ class Cohort(Reference):
         obstacle: the reason why the module can never be stacked; "" if there is none.
         stackable_widths: counts of samples in a padded batch for which ``try_stack`` has found that
             stacks give correct results; trainings with other batches are carried out one at a time.
-        one_by_one: names of operations of the module that torch cannot compute for all models of a
-            stack at once, and computes model by model.
+        one_by_one: names of operations of the module that torch cannot compute for a whole stack,
+            and computes model by model.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Cohort(Reference):
         kind: StackKind,
         trainings: Sequence[tuple[LocalSolve, Descent]],
     ) -> list[Solved]:
-        """Carry out several devices' trainings at once, as one stack of models.
+        """Carry out several devices' trainings together, as one stack of models.
 
         If there are fewer trainings than ``lanes`` (places in the stack), the last one is repeated.
 
@@ -436,7 +436,7 @@ class Cohort(Reference):
 
 
 class CohortByTrainer(Cohort, ByTrainer):
-    """Solver that trains the models of several devices at once, by the optimiser of a trainer.
+    """Solver that trains the models of several devices together, by the optimiser of a trainer.
 
     The models are stacked, as by ``Cohort``.
 
@@ -532,7 +532,7 @@ def _are_equal(first: Sequence[Solved], second: Sequence[Solved]) -> bool:
 
 @contextmanager
 def _noted_operations() -> Iterator[list[str]]:
-    """Return a context that lists the operations that torch cannot compute for all models at once.
+    """Return a context that lists the operations that torch cannot compute for a whole stack.
 
     Yields:
         A list, to which the operations' names are added at the end of the context.

@@ -543,7 +543,7 @@ class Dense(Solver):
 
     @torch.inference_mode()
     def outputs_each(self, weights: Sequence[FlatModel], xs: Sequence[Tensor]) -> list[Tensor]:
-        """Apply all models at once, each to its own samples, padded to one count."""
+        """Apply all models together, each to its own samples, padded to one count."""
         longest = max(len(x) for x in xs)
         # the samples of all models, padded to one count: [models, longest, features]
         samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)

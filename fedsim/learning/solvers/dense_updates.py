@@ -24,7 +24,7 @@ def descend_kernel(
     The gradient of the loss is error^T features[batch].
 
     Args:
-        kernel: the kernel, [outputs, rounded up to a multiple of four, inputs].
+        kernel: the kernel, [outputs, inputs], with rows of zeros up to a multiple of four.
         outputs: count of outputs.
         features: the layer's inputs for all samples, [n, inputs].
         batch: indices of the batch's samples, int64 [b], padded to a multiple of four.

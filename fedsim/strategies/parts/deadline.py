@@ -74,7 +74,7 @@ class Deadline(Spec):
     def least_s(self) -> float:
         """Return the time that clients have in the first round (s).
 
-        If the deadline bounds the training alone (``bounds_training``), this time limits each
+        If the deadline bounds only the training (``bounds_training``), this time limits each
         training, in all rounds. Otherwise a scenario in which no device could receive the
         model within this time is refused, unless the time depends on the mean time of an epoch.
         """
