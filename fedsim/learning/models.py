@@ -143,7 +143,7 @@ class Model(Spec):
             classes: count of classes.
 
         Raises:
-            ScenarioError: the model has no layers of which some could be trained without the others.
+            ScenarioError: the model has no layers that could be trained without other layers.
         """
         raise ScenarioError(
             f"population.short_of_memory is 'fewer-layers', and model.kind is {self.kind!r}, "

@@ -365,7 +365,7 @@ class Solver(ABC):
     """Base of the implementations of local training and of tests, for the model of a run.
 
     A subclass implements ``solve``, which trains the model on one device's samples, and
-    ``outputs``, which applies it to test samples. Several threads may use a solver at the same time.
+    ``outputs``, which applies it to test samples. Several threads may use a solver concurrently.
 
     Args:
         device: torch device of the computation.

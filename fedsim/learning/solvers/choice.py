@@ -36,8 +36,8 @@ def choose_solver(
 
     Returns:
         For a trainer other than fedsim's SGD, ``CohortByTrainer`` if the trainer trains several
-        devices together, else ``ByTrainer``. For fedsim's SGD: ``Reference`` for ``reference``, also
-        on a GPU; ``Cohort`` for ``cohort``, and for ``fast`` on a GPU; for ``fast`` on a CPU
+        devices together, else ``ByTrainer``. For fedsim's SGD: ``Reference`` for ``reference``,
+        also on a GPU; ``Cohort`` for ``cohort``, and for ``fast`` on a GPU; for ``fast`` on a CPU
         ``Dense`` if ``model`` is a description of dense layers and the loss is cross-entropy, else
         ``Reference``.
 

@@ -344,7 +344,7 @@ class Stack:
         return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
     def descend(self, plan: LanePlan, x: Tensor, y: Tensor, steps: LaneSteps) -> Tensor:
-        """Carry out all SGD steps of several trainings together; each training is a lane of the stack.
+        """Carry out all SGD steps of several trainings together; each training is a lane.
 
         The host does not wait for the torch device between steps.
 
