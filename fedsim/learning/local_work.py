@@ -83,7 +83,7 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
 
     Args:
         solver: the solver of the model.
-        solve: the device's start, samples and batches.
+        solve: the device's start model, samples and batches.
         descent: the rule of an SGD step.
 
     Returns:

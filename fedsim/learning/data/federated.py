@@ -201,7 +201,7 @@ class FederatedData:
         return shard
 
     def version(self, device: int) -> int:
-        """Return the version of a device's current data: how often its shard was replaced.
+        """Return the version of a device's current data: how often the data were replaced.
 
         Args:
             device: index of the device.

@@ -82,7 +82,7 @@ class Partition(Spec):
                 draws with all strategies.
 
         Returns:
-            The shards of all devices, which ``federated`` makes from pool indices.
+            The data of all devices, which ``federated`` makes from indices of samples.
 
         Raises:
             ScenarioError: the partition is not possible, for example a device would get no samples.
@@ -102,12 +102,13 @@ class Partition(Spec):
 def federated(
     dataset: Dataset, train: Sequence[Index], test: Sequence[Index], truth: Ints | None = None
 ) -> FederatedData:
-    """Build the data of all devices from the pool indices that each of them gets.
+    """Build the data of all devices from the indices of the samples that each device gets.
 
     Args:
         dataset: all samples.
-        train: pool indices of each device's training samples, int32 [n] each; n is at least 1.
-        test: pool indices of each device's test samples, int32 [m] each.
+        train: indices in ``dataset.pool`` of each device's training samples, int32 [n] each; n is at
+            least 1.
+        test: indices in ``dataset.pool`` of each device's test samples, int32 [m] each.
         truth: group of devices with similar data to which each device belongs, int64 [devices];
             None if there are no such groups.
 
@@ -211,7 +212,7 @@ def hold_out_tenths(
 
     Args:
         dataset: all samples.
-        held: pool indices of each device's samples, int32 [n] each.
+        held: indices in ``dataset.pool`` of each device's samples, int32 [n] each.
         streams: random streams of the run, for the shuffling.
         truth: group of devices with similar data to which each device belongs, int64 [devices];
             None if there are no such groups.
@@ -238,11 +239,11 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
 
     Args:
         dataset: all samples.
-        train: pool indices of each device's training samples, int32 [n] each.
+        train: indices in ``dataset.pool`` of each device's training samples, int32 [n] each.
         streams: random streams of the run.
 
     Returns:
-        Pool indices of each device's test samples, int32 [m] each.
+        Indices in ``dataset.pool`` of each device's test samples, int32 [m] each.
     """
     devices = len(train)
     test_by_class = dataset.by_class(dataset.test)

@@ -406,7 +406,7 @@ class Solver(ABC):
         The bits of the result do not depend on the order of devices or on the thread.
 
         Args:
-            inputs: the device's start, samples and batches.
+            inputs: the device's start model, samples and batches.
             descent: the rule of an SGD step.
 
         Returns:

@@ -86,7 +86,7 @@ class ByTrainer(Reference):
         """Train by the scenario's trainer.
 
         Args:
-            inputs: the device's start, samples and batches.
+            inputs: the device's start model, samples and batches.
             descent: the rule of an SGD step: learning rate, terms and frozen weights.
 
         Raises:

@@ -126,7 +126,7 @@ def _in_weight_space(
     """Prepare the training of the first layer, in which each step changes the layer's kernel.
 
     Args:
-        solve: the device's start, samples and batches.
+        solve: the device's start model, samples and batches.
         kernel: the kernel before the training, [outputs, inputs]; overwritten by the trained one.
         constant: part of the gradient that is equal in all steps, [outputs, inputs]; None for 0.
         descent: the rule of an SGD step.
@@ -156,7 +156,7 @@ def _in_sample_space(
     This function computes the products of W_0 and C with the samples.
 
     Args:
-        solve: the device's start, samples and batches.
+        solve: the device's start model, samples and batches.
         kernel: W_0, the kernel before the training, [outputs, inputs], in torch's memory;
             overwritten by the trained kernel.
         constant: C, the part of the gradient that is equal in all steps, [outputs, inputs]; None
@@ -266,7 +266,7 @@ def train(
         flat: the model, [d], which is trained in place. The array must share memory that torch has
             allocated, as its alignment determines the last bits of the result.
         sizes: count of features, then the count of outputs of each layer.
-        solve: the device's start, samples and batches, of at least one step.
+        solve: the device's start model, samples and batches, of at least one step.
         descent: the rule of an SGD step.
         prepare_first_layer: function that prepares the training of the first layer:
             ``_in_weight_space`` (steps change the kernel), or ``_in_sample_space`` (steps change
@@ -345,7 +345,7 @@ def train_by_products(
     Args:
         weights: the model, [d].
         sizes: count of features, then the count of outputs of each layer.
-        solve: the device's start, samples and batches, of zero or more steps.
+        solve: the device's start model, samples and batches, of zero or more steps.
         descent: the rule of an SGD step.
 
     Returns:
@@ -399,7 +399,7 @@ def _parameter_steps(
     Args:
         layers: each layer's kernel, [outputs, inputs], and bias, [outputs], as views of the model.
         sizes: count of features, then the count of outputs of each layer.
-        solve: the device's start, samples and batches.
+        solve: the device's start model, samples and batches.
         descent: the rule of an SGD step.
     """
     constants: list[Tensor | None] = [None] * (2 * len(layers))

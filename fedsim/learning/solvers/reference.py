@@ -226,7 +226,7 @@ class Reference(Solver):
         modules, do nothing.
 
         Args:
-            solve: the device's start, samples and batches.
+            solve: the device's start model, samples and batches.
             descent: the rule of an SGD step.
 
         Raises:
@@ -249,7 +249,7 @@ class Reference(Solver):
 
         Args:
             copied_module: the copy of the module.
-            solve: the device's start, samples and batches.
+            solve: the device's start model, samples and batches.
             descent: the rule of an SGD step.
         """
         module = copied_module.module
@@ -275,7 +275,7 @@ class Reference(Solver):
         """Return, for each trained parameter, the object that takes the parameter's SGD steps.
 
         Args:
-            solve: the device's start, samples and batches.
+            solve: the device's start model, samples and batches.
             descent: the rule of an SGD step.
             trained: name -> tensor of the flat model.
         """
@@ -302,7 +302,7 @@ class Reference(Solver):
 
         Args:
             copied_module: the copy of the module.
-            solve: the device's start, samples and batches.
+            solve: the device's start model, samples and batches.
             descent: the rule of an SGD step.
 
         Yields:

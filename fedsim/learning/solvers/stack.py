@@ -173,7 +173,7 @@ class LaneSteps(Protocol):
     def take(
         self, tensors: dict[str, Tensor], gradients: dict[str, Tensor], active: Tensor | None
     ) -> None:
-        """Change all stacked models by one step.
+        """Change all W stacked models by one step.
 
         Args:
             tensors: name -> tensor [W, *shape], which is changed or replaced.
