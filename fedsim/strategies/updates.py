@@ -63,7 +63,7 @@ class Update(Entries):
 
     @classmethod
     def of(cls, entry: Mapping[str, object]) -> Self:
-        """Convert what the method ``entry`` of a strategy has returned, such as a dict, to an update.
+        """Convert the result of a strategy's method ``entry``, such as a dict, to an update.
 
         Args:
             entry: a dict with names of fields as keys, which may lack fields; or an update, which

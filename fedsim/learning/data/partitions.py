@@ -106,8 +106,8 @@ def federated(
 
     Args:
         dataset: all samples.
-        train: indices in ``dataset.pool`` of each device's training samples, int32 [n] each; n is at
-            least 1.
+        train: indices in ``dataset.pool`` of each device's training samples, int32 [n] each; n is
+            at least 1.
         test: indices in ``dataset.pool`` of each device's test samples, int32 [m] each.
         truth: group of devices with similar data to which each device belongs, int64 [devices];
             None if there are no such groups.
