@@ -11,7 +11,7 @@ from fedsim.learning.refs import Applied, Recipe, Ref
 from fedsim.learning.scratch import Weights
 
 MOST_SHARE = 0.5
-"""Greatest share of a model's values that its slices may have if only the slices are stored."""
+"""Only the changed slices of a model are stored if they have at most this share of its values."""
 
 _SPLICED = path_of(spliced)
 

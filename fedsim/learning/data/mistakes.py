@@ -95,7 +95,7 @@ def _find_wrong_array(raw: Raw) -> str:
 
 
 def _find_wrong_shape(raw: Raw) -> str:
-    """Describe parts without samples, or of unequal length or shape; "" if there are none."""
+    """Describe the first array without samples, or of a wrong length or shape; "" if none is."""
     if not len(raw.y_train):
         return "a Raw without training samples"
     for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):

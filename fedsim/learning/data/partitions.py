@@ -264,7 +264,7 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
 
 
 def _apportion(counts: Ints, available: Ints) -> Ints:
-    """Divide the test samples of each class among devices, in proportion to their training samples.
+    """Divide each class's test samples among devices, in proportion to their training samples.
 
     The remainder of a class goes to the devices whose previous shares were rounded down most, so
     that the devices' totals are in proportion too.

@@ -298,7 +298,7 @@ class SecurePhases:
         """Return with how many clients a client exchanges keys or shares in a phase.
 
         The count is 0 in ``secure-keys``, before neighbours are chosen. In ``secure-unmask`` only
-        neighbours count that have shared their secrets.
+        neighbours that have shared their secrets count.
 
         Args:
             device: ID of the client's device.
