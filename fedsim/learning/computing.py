@@ -491,7 +491,7 @@ class ModelComputing:
         return [model for model in models if model.finite]
 
     def substitute(self, otherwise: Ref | None) -> Weights | ResidentWeights:
-        """Return the weights that a model gets if its recipe has no valid result.
+        """Return the weights that a model gets if its computation (recipe) has no valid result.
 
         An example is a mix (weighted sum) of models of which none has finite weights.
 

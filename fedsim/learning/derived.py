@@ -39,7 +39,7 @@ class Derived(StoredTensor):
 
     @classmethod
     def of(cls, recipe: Applied) -> "Derived":
-        """Build the weights that a recipe describes: a model with some slices replaced.
+        """Build the weights that a recipe describes: a model in which some slices are replaced.
 
         Args:
             recipe: a call of the function ``spliced``, whose arguments are the whole model, the
@@ -73,7 +73,7 @@ class Derived(StoredTensor):
 
 
 def is_spliced(recipe: Recipe | None) -> bool:
-    """Return whether a recipe replaces slices of a model, by the function ``spliced``."""
+    """Return whether a recipe (description of a computation) replaces slices of a model."""
     return isinstance(recipe, Applied) and recipe.function == _SPLICED
 
 

@@ -36,7 +36,7 @@ class Learner:
         learns: whether models have weights.
         parameters: count of trained parameters, d.
         bytes: the model's size in float32 (bytes).
-        base_bytes: size of the frozen tensors (bytes).
+        base_bytes: size of the frozen tensors, which are not trained (bytes).
         state_bytes: size of the trainer's state that is sent with each model (bytes).
         flops_per_sample: FLOPs of a training step on one sample.
         batch_sizes: batch size of each device, int64 [devices]; 0 for ``training.batch_size``. None
@@ -307,7 +307,7 @@ class Learner:
         """
 
     def frozen(self) -> NDArray[np.float32]:
-        """Return the values of the model's frozen tensors, concatenated; float32 [any length].
+        """Return the values of the model's untrained (frozen) tensors as one float32 array.
 
         The result is empty if the model has no such tensors, or if learning is off.
         """

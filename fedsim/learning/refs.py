@@ -283,7 +283,7 @@ class Ref:
     ) -> None:
         """Store the computed weights of the model, and what its training has reported.
 
-        The recipe, by which it was computed, is dropped.
+        The recipe, the description of the model's computation, is dropped.
 
         Args:
             value: the weights, float32 [d].
@@ -305,7 +305,7 @@ class Ref:
         """Decide a choice among models: take over the weights of the candidate of least loss.
 
         Among equal losses the first one is chosen. A loss that is not finite counts as infinite.
-        The recipe of the choice, which has the candidates, is dropped.
+        The recipe (description) of the choice, which has the candidates, is dropped.
 
         Args:
             losses: the objective (loss plus L2 penalty) of each candidate, float64 [models].

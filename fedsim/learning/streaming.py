@@ -84,7 +84,7 @@ class Calculator(Protocol):
     def at_once(self) -> int: ...
 
     def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights | ComputedWeights]:
-        """Begin to compute models of any recipe but ``Mixed`` (a weighted sum), without waiting.
+        """Begin to compute models that are no weighted sums (``Mixed``), without waiting.
 
         The list has an item for each model: a ``ResultOf`` if a worker computes the model, else the
         model's weights, as an array (``Weights``) or on a torch device (``ComputedWeights``).

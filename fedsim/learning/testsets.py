@@ -107,8 +107,9 @@ class TestSamples(NamedTuple):
     """Test samples of some devices, with each distinct image stored once.
 
     The samples are numbered device by device. An image that several devices have is a sample of
-    each of them. The ID of an image is its quarter turns x pool size + its index in the pool. The
-    images are divided into blocks of limited size, as a model is tested on one block at a time.
+    each of them. The ID of an image is its quarter turns x pool size + its index in the pool of all
+    samples. The images are divided into blocks of limited size, as a model is tested on one block
+    at a time.
 
     Attributes:
         devices: the devices.

@@ -20,7 +20,7 @@ class Combining(Strategy[S]):
 
     The aggregation (``strategy.aggregation``) combines updates, and the server optimiser
     (``strategy.server``) moves the model towards the combined updates. A strategy without these
-    keys mixes models itself, and calls ``record_aggregate``.
+    keys computes the next model itself, and calls ``record_aggregate``.
     """
 
     state: SynchronousState

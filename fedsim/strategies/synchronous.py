@@ -182,7 +182,7 @@ class Synchronous(Combining[S]):
         """
 
     def contents(self, device: int) -> Contents:
-        """Return the message to a device of the cohort.
+        """Return the message that asks a client of the round to train.
 
         The default ``Client`` trains from the content ``model`` of the message.
 
@@ -218,7 +218,8 @@ class Synchronous(Combining[S]):
         """Compute the next models from the round's updates, ``state.received``.
 
         The method is called once a round when all tasks have ended, also if no update has arrived.
-        An implementation calls ``next_model``, or mixes models and calls ``record_aggregate``.
+        An implementation calls ``next_model``, or combines models itself and calls
+        ``record_aggregate``.
         """
         raise NotImplementedError
 

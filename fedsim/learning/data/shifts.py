@@ -204,7 +204,7 @@ class Shift(Spec):
     def apply(
         self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams
     ) -> list[Change]:
-        """Change the data of devices on one occasion, by ``data.replace_shard``.
+        """Change the data of devices on one occasion of the shift, by ``data.replace_shard``.
 
         ``data.truth`` holds the true group of each device; the devices of a group have similar
         data. If a device's new data belong to another group, an override must change ``data.truth``
@@ -274,8 +274,8 @@ def exchange(
         data: the data of all devices, changed in place.
         first: index of a device.
         second: index of its partner.
-        first_shard: the next shard of ``first``.
-        second_shard: the next shard of ``second``.
+        first_shard: the next data of ``first``: indices and transform of samples.
+        second_shard: the next data of ``second``.
 
     Returns:
         The changes of the first and the second device.

@@ -306,7 +306,7 @@ class Reference(Solver):
             descent: the rule of an SGD step.
 
         Yields:
-            The tensors of the flat model by name, and the context with batches and loss.
+            Name -> tensor that is trained and sent, and the context with batches and loss.
         """
         module = copied_module.module
         draws = KeyedDraws() if self.keyed["training"] else None
