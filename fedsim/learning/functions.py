@@ -31,7 +31,7 @@ DataFunction = Function
 """Function of a device's training samples [n, ...], their labels [n], and constants."""
 F = TypeVar("F", bound=Function)
 
-_BLOCK = 1 << 15  # values in one block of a sum, which fit into a core's own cache
+_BLOCK = 1 << 15  # count of values in one block of a sum, which fits into a core's own cache
 
 # import path -> function that ``pure`` has marked
 _PURE_FUNCTIONS: dict[str, Function] = {}

@@ -27,7 +27,7 @@ from fedsim.common.arrays import AnyArray
 # Count of values above which a tensor is compared by its identity and version. Torch raises the
 # version at each change in place.
 _SMALL = 1 << 12
-_END_ENTRIES = 50  # entries compared at each end of a long container, unless all entries are plain
+_END_ENTRIES = 50  # count of entries compared at each end of a long container, unless all are plain
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _MOST_PLAIN = 1 << 20  # greatest length of a container whose plain entries are all compared
 _MOST_DEPTH = 8  # greatest depth of nested objects that is compared
@@ -244,7 +244,7 @@ class _SharedMemory:
             module: the Python module.
             names: names of the attributes, if it has them.
         """
-        is_first_visit = self._visit(module, *names)  # with these names
+        is_first_visit = self._visit(module, *names)  # the first with these names
         if not is_first_visit:
             return
         is_installed = _is_installed(module.__name__)

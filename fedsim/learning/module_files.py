@@ -11,7 +11,7 @@ from fedsim.common.files import find_file, reading, require_regular
 from fedsim.common.notes import note
 from fedsim.learning.modules import is_number, real_shape
 
-_MOST_SHOWN = 3  # names of tensors in a note
+_MOST_SHOWN = 3  # greatest count of tensors that a note names
 
 
 def fill_module(module: nn.Module, path: str, root: Path | None) -> None:

@@ -39,7 +39,7 @@ from fedsim.learning.sums import coefficients_of, state_of
 WAITING = 2
 """Results per worker that may be in progress, or ready and not yet used."""
 
-_STEPS_AHEAD = 8  # later steps searched for further work, per result that may be in progress
+_STEPS_AHEAD = 8  # count of later steps searched for work, per result that may be in progress
 _RETURNED_BYTES = 1 << 28  # size of freed models after which the system gets memory back (bytes)
 # Depth of nested mixes from which a sum begins only once all its parts are computed. This bounds
 # the count of unfinished sums in memory.

@@ -23,8 +23,8 @@ from fedsim.learning.resident_models import NamedWeights, ResidentModels
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Solver, use_one_thread
 
-_BLOCK_NUMBERS = 1 << 20  # values in the images of one block
-_KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and images
+_BLOCK_NUMBERS = 1 << 20  # count of values in the images of one block
+_KEPT_BYTES = 1 << 30  # limit of the test samples in memory, indices and images (bytes)
 
 
 class SampleResults(NamedTuple):
@@ -74,7 +74,7 @@ class Block:
             return self._images
         samples = self.samples
         pool = samples.data.pool
-        turns, index = np.divmod(self._numbers, len(pool.y))  # of each image: turns, pool index
+        turns, index = np.divmod(self._numbers, len(pool.y))  # turns and pool index of each image
         dtype = torch.int64 if pool.vocabulary else torch.float32
         images = torch.empty(len(turns), *pool.shape, device=samples.device, dtype=dtype)
         no_samples = np.empty(0, dtype=np.int32)
@@ -229,7 +229,7 @@ class TestSets:
         Returns:
             Blocks of images by ascending ID, each with its samples.
         """
-        width = max(1, _BLOCK_NUMBERS // self._image_numbers)  # images in a block
+        width = max(1, _BLOCK_NUMBERS // self._image_numbers)  # count of images in a block
         blocks = []
         for start in range(0, len(images), width):
             block = Block(self.samples, images[start : start + width], keeps_images)

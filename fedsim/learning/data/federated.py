@@ -33,7 +33,7 @@ NO_GROUP = -1
 # Added to each standard deviation, as the code of FedProx and Ditto does. The standard deviation of
 # a pixel at the border may be 0.
 _STD_FLOOR = 0.001
-_BLOCK = 4096  # samples in one block of a sum, which limits the working memory
+_BLOCK = 4096  # count of samples in one block of a sum, which limits the working memory
 
 
 class TokenShape(tuple[int, ...]):

@@ -133,7 +133,7 @@ class Cohort(Reference):
 
     def solve_all(self, trainings: Sequence[tuple[LocalSolve, Descent]]) -> list[Solved]:
         """Train in stacks of ``lanes`` models if that gives correct results, else one by one."""
-        results: dict[int, Solved] = {}  # by position in ``trainings``
+        results: dict[int, Solved] = {}  # position in ``trainings`` -> result
         positions_of_kind: dict[StackKind, list[int]] = {}  # positions of trainings for one stack
         for position, (solve, descent) in enumerate(trainings):
             kind = self._kind_of(solve, descent)

@@ -51,7 +51,7 @@ from fedsim.learning.solvers.watched import (
 SAMPLES = 16
 """Greatest count of samples in a trial."""
 
-_TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
+_TRIES = 3  # count of repetitions after which draws are the module's, not another thread's
 _WHERE = "in a trial on samples of the data"
 _DESCENT = Descent(lr=1e-3)
 _MANY_BATCHES = 1 << 24  # value that a norm's counter of batches is set to, to test its effect
@@ -198,7 +198,7 @@ def _refuse_outputs(
             f"the loss of {len(y)} samples by the module of model.factory has the shape "
             f"{form}; allowed is [{len(y)}], one loss a sample (reduction='none')"
         )
-    _run_user_code(lambda: objective.answers(outputs) == y)  # raises if this is impossible
+    _run_user_code(lambda: objective.answers(outputs) == y)  # raises if they are not comparable
 
 
 def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:

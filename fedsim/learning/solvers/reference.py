@@ -38,7 +38,7 @@ from fedsim.learning.solvers.context import (
 from fedsim.learning.solvers.dropout import step_key, with_keyed_dropout
 from fedsim.learning.solvers.watched import ModuleCopy, Watch, run_user_code
 
-# values in the samples of one forward pass, so that activations stay in the cache
+# count of values in the samples of one forward pass, so that activations stay in the cache
 _APPLIED_AT_ONCE = 1 << 16
 _GROUP = 16  # count of samples whose float32 values always fill whole cache lines (64 bytes)
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
