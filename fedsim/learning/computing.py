@@ -179,7 +179,7 @@ class ModelComputing:
             For each model a ``ResultOf`` (future) if a worker computes it, else its weights, as an
             array (``Weights``) or on a torch device (``ComputedWeights``).
         """
-        results: dict[int, ResultOf | Weights | ComputedWeights] = {}  # position in ``refs`` -> result
+        results: dict[int, ResultOf | Weights | ComputedWeights] = {}  # index in ``refs`` -> result
         trained: list[int] = []  # positions of the models that are results of trainings
         for position, ref in enumerate(refs):
             if isinstance(ref.recipe, Trained):

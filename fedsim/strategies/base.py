@@ -216,11 +216,11 @@ class Strategy(Generic[P]):
 
     @returns(MODELS_IN_WORDS, _find_wrong_models)
     def models(self) -> ModelAssignment:
-        """Return the current models by name, each with the IDs of the devices that it serves.
+        """Return the current models: name -> (model, IDs of the devices that the model serves).
 
-        None in place of IDs stands for all devices. Models are tested on the devices that they
-        serve. A name may be ``family/index``, such as ``group/0``: the models of a family are
-        stored in one file.
+        None in place of IDs stands for all devices, as in ``{"global": (model, None)}``. Models are
+        tested on the devices that they serve. A name may be ``family/index``, such as ``group/0``:
+        the models of a family are stored in one file.
         """
         raise NotImplementedError
 

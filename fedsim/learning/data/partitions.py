@@ -89,12 +89,12 @@ class Partition(Spec):
         """
 
     def under(self, root: Path | None) -> Self:
-        """Return this partition, whose relative paths of files (if any) start from a folder.
+        """Return the partition with its relative paths of files, if any, looked up from a folder.
 
         By default there are no files, and the partition itself is returned.
 
         Args:
-            root: the folder; None for the working directory.
+            root: the folder, ``data.root``; None if the scenario names none.
         """
         return self
 
