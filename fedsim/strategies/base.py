@@ -191,7 +191,7 @@ class Strategy(Generic[P]):
         """
 
     async def on_return(self, device: int) -> None:
-        """Called when a device can be reached again, if ``Clients.await_return`` was called for it.
+        """Called as soon as a device can be reached, if ``Clients.await_return`` was called for it.
 
         Args:
             device: ID of the device.

@@ -94,7 +94,7 @@ class Partition(Spec):
         By default there are no files, and the partition itself is returned.
 
         Args:
-            root: the folder, ``data.root``; None if the scenario names none.
+            root: the folder, ``data.root``; None for the working directory or ``$FEDSIM_DATA``.
         """
         return self
 
