@@ -51,7 +51,7 @@ class Derived(StoredTensor):
 
     @property
     def recipe(self) -> Applied:
-        """Description of the call of ``spliced`` by which the weights are computed.
+        """Description of the call of ``spliced``, which replaces slices, that computes the weights.
 
         A checkpoint stores it in place of the weights.
         """

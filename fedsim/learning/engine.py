@@ -49,7 +49,7 @@ from fedsim.learning.testsets import TestSets, evaluate_block, evaluate_each, ev
 _ADAPTERS = "strategy/adapters"  # random stream of LoRA's initial matrices
 _INIT = "strategy/init"  # random stream of initial models, equal for all strategies with one seed
 _TESTED_AT_ONCE = 64  # count of models in one request, if each model is tested on one device
-_MOST_PARAMETERS = 1_000_000_000  # limit of a model (4 GB), as a run holds several models
+_MOST_PARAMETERS = 1_000_000_000  # limit for one model (4 GB), as a run holds several models
 
 
 class Learning(Learner):

@@ -13,7 +13,7 @@ from fedsim.common.arrays import AnyArray
 from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.host_copies import to_device
 
-_MEMORY_SHARE = 0.25  # share, for samples, of the memory that is free at the first training
+_MEMORY_SHARE = 0.25  # share, for samples, of a GPU's memory that is free at the first training
 _ContentKey = tuple[object, ...]
 _ResidentTensors = tuple[Tensor, ...]
 

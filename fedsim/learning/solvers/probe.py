@@ -51,7 +51,7 @@ from fedsim.learning.solvers.watched import (
 SAMPLES = 16
 """Greatest count of samples in a trial."""
 
-_TRIES = 3  # count of repetitions after which draws are the module's, not another thread's
+_TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 _WHERE = "in a trial on samples of the data"
 _DESCENT = Descent(lr=1e-3)
 _MANY_BATCHES = 1 << 24  # value that a norm's counter of batches is set to, to test its effect

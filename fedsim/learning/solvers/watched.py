@@ -22,7 +22,7 @@ from fedsim.learning.modules import copy_module, trained_tensors
 
 R = TypeVar("R")
 _CHECK_INTERVAL = 8  # count of trainings between two checks of the state that a module keeps
-_TRIES = 3  # count of repetitions after which draws are the module's, not another thread's
+_TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 
 MOST_SHOWN = 5
 """Greatest count of names or places in an error message."""
