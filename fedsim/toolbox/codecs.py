@@ -71,7 +71,7 @@ class Lossy(Codec):
 
     @property
     def lengthens(self) -> bool:
-        # error feedback adds the errors of earlier contents, and unbiased random rounding variance
+        # error feedback adds the errors of earlier contents; unbiased random rounding adds variance
         return self.error_feedback or self.is_random
 
     @property
@@ -94,7 +94,8 @@ class Lossy(Codec):
     ) -> Coded:
         """Encode and decode a model, and compute what the receiver gets and the new residual.
 
-        The residual is what is lost in ``sent``, and is added to the sender's next model.
+        The new residual is the error of the encoding. The sender adds it to the next array that it
+        encodes.
         """
         # ``exact`` is encoded; the receiver decodes ``sent``, and adds it to ``start`` if not None
         exact, sent, start = self.encode(arithmetic, parameters, value, base, residual)
@@ -131,7 +132,8 @@ class Lossy(Codec):
             exact = arithmetic.mix([(value, 1.0), (start, -1.0)])
         if residual is not None:
             exact = arithmetic.apply(added, [exact, residual])
-        # The stream has the model's serial, so that all receivers of a model get the same result.
+        # The model's serial number names the random stream, so that all receivers of a model get
+        # the same result.
         stream = ("messages/codec", value.serial) if self.is_random else None
         constants = self.constants(parameters)
         sent = arithmetic.apply(type(self).function, [exact], stream=stream, **constants)
@@ -512,7 +514,8 @@ class Sparse(Lossy):
     def pack(self, sent: Floats32, exact: Floats32) -> Packed:
         """Pack the k values that are sent, float32, after their positions.
 
-        The positions are a bitmap or a list of int32, whichever is smaller; none if k is the size.
+        The positions are a bitmap or a list of int32, whichever is smaller. If k is the size of the
+        array, no positions are packed.
         """
         size = len(sent)
         k = self.k(size)
@@ -583,7 +586,7 @@ def largest(array: Floats32, k: int) -> Ints:
 
 @pure
 def largest_alone(models: list[Floats32], k: int) -> Floats32:
-    """Set all entries of an array to 0 except the k of largest magnitude (top-k); float32 [d].
+    """Return a copy of an array with all entries 0 but the k of largest magnitude (top-k); [d].
 
     Args:
         models: list of exactly one array, float32 [d].
@@ -609,7 +612,7 @@ class TopK(Sparse):
 
 @pure
 def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
-    """Set all entries of an array to 0 except k that are drawn at random (random-k); float32 [d].
+    """Return a copy of an array with all entries 0 but k drawn at random (random-k); float32 [d].
 
     Args:
         models: list of exactly one array, float32 [d].

@@ -20,7 +20,7 @@ _ACTIVATION_BYTES = 34.0
 _INPUT_BYTES = 2.0  # part of ``_ACTIVATION_BYTES`` that is for the layer's input, in 16 bits
 # bytes per token and word of the vocabulary: a logit and a logarithmic probability in float32
 _LOGIT_BYTES = 8.0
-# shape and count of classes, on which no size of a card depends
+# placeholder for a sample's shape and the count of classes, on which no size of a card depends
 _NO_DATA: tuple[Shape, int] = ((), 0)
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -123,7 +123,7 @@ class ModelCard(PartedModel):
         return self.tokens * (token + adapters), self.tokens * trained
 
     def _count_backward_layers(self) -> int:
-        """Return how many layers the backward pass traverses, from the last to the first trained."""
+        """Return how many layers the backward pass traverses: the first trained one to the last."""
         first_trained = 0
         if self.lora is not None:
             trained = self.trained(*_NO_DATA)
@@ -182,7 +182,8 @@ class ModelCard(PartedModel):
         traffic = 3.0 * trained + 2.0 * state
         training_memory = 2.0 * trained + state
         if training.sgd.momentum > 0:
-            # scaling the momentum, adding the gradient to it, and moving the weights: 2 + 3 + 3
+            # arrays read or written: 2 to scale the momentum, 3 to add the gradient to it, and 3
+            # to move the weights
             traffic = 8.0 * trained
             training_memory = 3.0 * trained
         return ModelCost(

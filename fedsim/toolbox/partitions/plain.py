@@ -166,7 +166,7 @@ class Dirichlet(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         """Draw the devices of each class's samples in Dirichlet proportions, then fill up.
 
-        Devices with fewer than ``minimum`` samples get some of others.
+        Devices with fewer than ``minimum`` samples then get samples of the largest devices.
         """
         size = dataset.train_size
         minimum = self.minimum
@@ -222,9 +222,9 @@ class PartitionFile(Partition):
     The keys are the numbers of the devices, ``"0"``, ``"1"`` and so on, or other names, which are
     numbered in natural order (``"c2"`` before ``"c10"``). An entry is a list of indices of training
     samples, or an object with such a list as ``train``, and perhaps one of test samples as
-    ``test``. Indices count from 0 within the published training and test sets. If no device has
-    test indices, test samples are divided in proportion to the devices' training labels. A sample
-    may be on several devices.
+    ``test``, as in ``{"0": [3, 14], "1": {"train": [15], "test": [1]}}``. Indices count from 0
+    within the published training and test sets. If no device has test indices, test samples are
+    divided in proportion to the devices' training labels. A sample may be on several devices.
 
     Attributes:
         path: the file; a relative path starts from ``data.root``, else the working directory, else
@@ -264,7 +264,7 @@ class PartitionFile(Partition):
 
 
 def _read_entries(path: Path) -> list[dict[str, object]]:
-    """Read the JSON file of a user that lists the samples of each device.
+    """Read a partition file, a JSON file that lists the samples of each device.
 
     Returns:
         For each device, in order of index, its entry as a dict with ``train`` and perhaps ``test``.
@@ -276,7 +276,8 @@ def _read_entries(path: Path) -> list[dict[str, object]]:
         content = read_keyed_json(path)
     if not isinstance(content, dict):
         raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
-    numbers = number_devices(content, len(content))  # a text is the first wrong key
+    # key -> index of the device; or a text, the first key that names no device
+    numbers = number_devices(content, len(content))
     if isinstance(numbers, str) or "" in content:
         wrong = numbers if isinstance(numbers, str) else ""
         raise DataError(f"'{path}' has the key {show_value(wrong)}; {naming_rule(len(content))}")
@@ -468,7 +469,7 @@ class Permutations(Partition):
         # two permutations that agree on all labels but one agree on that one too, and are equal
         most_equal = min(self.agree, classes - 2)
         maps = [np.arange(classes)]
-        for _ in range(_MOST_DRAWS + 1):  # an attempt for each draw, and one to return
+        for _ in range(_MOST_DRAWS + 1):  # the last pass can return what the last draw completed
             if len(maps) == self.groups:
                 return maps
             candidate = generator.permutation(classes)
