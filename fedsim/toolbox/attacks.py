@@ -83,7 +83,7 @@ class Attack(Spec):
                 return replace(value, model=attack_model(name, value.model))
             if isinstance(value, Ref):
                 return attack_model(name, value)
-            return value  # no model
+            return value  # not a model
 
         attacked_reply = {name: attack_content(name, value) for name, value in reply.items()}
         return result._replace(update=update), attacked_reply

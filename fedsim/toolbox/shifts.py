@@ -324,7 +324,7 @@ class Rotation(Shift):
         generator = streams.generator("world/drift", occasion)
         changes = list[Change]()
         devices = _draw_devices(data, candidates, self.probability, generator)
-        # quarter turns of every device, so that a device's number does not depend on the others
+        # drawn for all devices, so that a device's draw does not depend on the other candidates
         turns = generator.integers(1, 4, len(data.shards)).tolist()
         for device in devices:
             shard = data.current(device)

@@ -251,7 +251,7 @@ def _arrays_by_key(item: object, owner: str) -> Item:
         owner: text that names the item, for error messages.
 
     Raises:
-        DataError: the item is neither, or a value is no array.
+        DataError: the item is neither a pair nor a mapping, or a value is no array.
     """
     if isinstance(item, list | tuple) and len(item) == 2:
         item = dict(zip("xy", item, strict=True))

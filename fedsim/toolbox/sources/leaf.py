@@ -265,8 +265,8 @@ def _split_every_fifth(users: UserSamples) -> tuple[UserSamples, UserSamples]:
         users: name, samples and labels of each user.
 
     Returns:
-        Users with their training samples, and users with their test samples. Either list leaves out
-        the users who have no samples of its part.
+        Users with their training samples, and users with their test samples. A user without
+        training samples is missing in the first list, a user without test samples in the second.
     """
     train: UserSamples = []
     test: UserSamples = []

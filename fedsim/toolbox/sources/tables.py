@@ -23,7 +23,7 @@ USER = "user"
 
 _MOST_CLASSES = 100_000
 _NUMBER_KINDS = "biuf"  # numpy's codes of bool, integers and floats
-_MOST_NAMED = 8  # columns or words that a message lists
+_MOST_NAMED = 8  # greatest count of columns or words that a message lists
 
 Dimension = Annotated[int, Field(ge=1, le=100_000)]
 
@@ -81,7 +81,8 @@ class TableSource(Source):
     def load(self, root: Path | None) -> Raw:
         """Read the table, and the table of test samples if there is one, into arrays.
 
-        Without a table of test samples, every fifth row of a user, else of a class, is for tests.
+        Without a table of test samples, every fifth row of each user is for tests; without users,
+        every fifth row of each class.
         """
         path = find_file(self.path, root)
         table = self._read_checked(path, "data.source.path")
@@ -99,11 +100,11 @@ class TableSource(Source):
             columns[USER] = users
         train_size = len(table)
         if self.test is None:
-            # of each user, else of each label, every fifth row is for tests
+            # every fifth row of each user is for tests; without users, of each label
             strata = users
             if strata is None and y.ndim == 1:
                 strata = y
-            elif strata is None:  # targets that are no labels
+            elif strata is None:  # targets of a regression: all rows are one group
                 strata = np.zeros(len(y), np.int64)
             is_test = every_fifth(strata)
             order = np.argsort(is_test, kind="stable")  # test samples last
@@ -169,7 +170,7 @@ class Csv(TableSource):
     def read(self, path: Path) -> "pd.DataFrame":
         import pandas as pd
 
-        # the names of columns, as they are written
+        # the first line as text, because pandas would rename the second of two equal columns
         header = pd.read_csv(
             require_regular(path), sep=self.separator, header=None, nrows=1, dtype=str
         )

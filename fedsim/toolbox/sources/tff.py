@@ -28,15 +28,15 @@ CHARACTERS = (
 _PAD = 0
 _SPECIAL = 4  # count of tokens for padding, unknown words, and a text's beginning and end
 _FORMS = {"pixels": "images", "snippets": "characters", "tokens": "words"}
-"""Feature that names the form of a data set -> the form."""
+"""Name of a feature of the examples -> form of the data set, which the feature shows."""
 
 _FETCHED = {"emnist_all.sqlite": "femnist", "shakespeare.sqlite": "shakespeare"}
 """Name of a file -> the data set of ``fedsim data fetch`` that has it."""
 
-# names of the parts for training and tests
+# names that files give to the parts for training and tests
 _SPLITS = (("train", "test"), ("all_train", "all_test"))
 _DIGIT_SPLITS = ("digits_only_train", "digits_only_test")
-_CLASSES = 62  # of FEMNIST
+_CLASSES = 62  # classes of FEMNIST
 _DIGIT_CLASSES = 10
 _PIXELS = 28 * 28
 
@@ -44,9 +44,9 @@ Example = dict[str, Feature]
 
 
 class _Examples(NamedTuple):
-    """Examples of the training or the test part of a data set, and the number of each one's user.
+    """Examples of the training or the test part of a data set.
 
-    An example is a dict of features by name.
+    An example is a dict of features by name. ``users`` has the number of each example's user.
     """
 
     users: list[int]
@@ -64,7 +64,7 @@ class Tff(Source):
 
     ``data.column = "user"`` with the partition ``by-user`` gives each device a user. The tokens of
     each user are divided into windows of ``length`` + 1, which overlap in one token. Tokens after
-    the last full window are left out; only a user who has no full window gets one that is padded.
+    the last full window are left out; only a user who has no full window gets a padded window.
 
     Attributes:
         path: the SQLite file, unpacked; a relative path starts from ``data.root``, else the working
@@ -231,7 +231,7 @@ class Tff(Source):
         windows = [np.zeros((0, self.length + 1), np.int64)]
         owners = [np.zeros(0, np.int64)]
         for user, tokens in tokens_of_user.items():
-            padding = max(0, self.length + 1 - len(tokens))  # of a user without a full window
+            padding = max(0, self.length + 1 - len(tokens))  # above 0 if no window would be full
             padded = np.array([*tokens, *[_PAD] * padding], dtype=np.int64)
             all_windows = np.lib.stride_tricks.sliding_window_view(padded, self.length + 1)
             windows.append(all_windows[:: self.length])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
-# arguments of schedules that give the number of steps to the end
+# arguments of torch's schedules that give the schedule's length in steps
 _LENGTH_ARGUMENTS = ("T_max", "total_steps")
 # optimisers that update each entry of a tensor independently of all other entries
 _ELEMENTWISE_OPTIMISERS = (
