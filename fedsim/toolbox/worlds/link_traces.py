@@ -83,7 +83,7 @@ class _FileTrace(TracedRate):
                 shows the direction of the links.
             root: ``data.root``, or None.
         """
-        # an edge server receives what its devices send up
+        # the link by which an edge server receives counts as a link for uploads
         upward = key.endswith(("up", "receive"))
         options = TraceOptions(
             key=key,

@@ -242,11 +242,11 @@ class Heat(Process):
             state["since"] = world.now
             if change.triggered:  # the device has begun or ended to compute
                 state["computes"] = computing[device]
-            elif hold is None:  # its heat has reached ``slow_at``
+            elif hold is None:  # the device's heat has reached ``slow_at``
                 state["slow"] = True
                 state["heat"] = self.slow_at
                 hold = world.slow(device, self.factor)
-            else:  # it has cooled to ``fast_at``
+            else:  # the device has cooled to ``fast_at``
                 state["slow"] = False
                 state["heat"] = self.fast_at
                 hold.end()

@@ -185,7 +185,7 @@ def _convert_phone(form: str, name: str, entry: object) -> Phone:
         ``ok`` (whether the recording is usable; if it is false all further keys may be missing).
 
     Raises:
-        ValueError: the entry lacks a field, or has one that is unknown.
+        ValueError: the entry lacks a field, or has an unknown field.
     """
     if not isinstance(entry, dict):
         raise ValueError(f"phone {show_value(name)} is {show_value(entry)}, no object")

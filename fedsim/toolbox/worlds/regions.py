@@ -129,7 +129,7 @@ class RegionsSpec(NetworkModel):
             itself limits connections within the region. A relative path starts from ``data.root``,
             else the working directory, else ``$FEDSIM_DATA``.
         of: names of regions, such as "aws:eu-west-1" or "gcp:us-central1"; device i is in the
-            region at position i modulo their count.
+            region at position i modulo the count of names.
         server_in: the region of the server; None: the first of ``of``.
         connections: count of parallel TCP connections among which each message is divided. Their
             rates add up, as far as the devices' own links (``device``) allow. No measurement here
@@ -147,7 +147,7 @@ class RegionsSpec(NetworkModel):
     def _refuse_unknown_regions(
         cls, value: Sequence[str] | str | None, info: ValidationInfo
     ) -> Sequence[str] | str | None:
-        """Raise ``ValueError`` if a region is none of the built-in table, unless a file is given."""
+        """Raise ``ValueError`` if no file is given, and a region is not in the built-in table."""
         if value is None or info.data.get("file"):
             return value
         sites = cloud_facts().sites

@@ -5,7 +5,8 @@
 - Packet files of Mahimahi (Netravali et al., USENIX ATC 2015): each line is a time (ms) at which the
   link can carry 1500 bytes. The file begins anew after its last time.
 - FCC, Measuring Broadband America, raw data (``curr_httpgetmt.csv``, ``curr_httppostmt.csv``,
-  ``curr_webget.csv``): a row is a test of a unit, with ``unit_id``, ``dtime``, ``bytes_sec``.
+  ``curr_webget.csv``): a row is a test by a measuring unit, with ``unit_id``, ``dtime`` and
+  ``bytes_sec``.
 - Irish 4G and 5G of University College Cork (Raca et al., ACM MMSys 2018 and 2020): a row is a
   sample of a drive, with ``Timestamp``, ``DL_bitrate`` and ``UL_bitrate`` (kbit/s), ``State``.
 """
@@ -409,10 +410,10 @@ def _read_packets(file: _File) -> Recording:
     end = times[-1]
     step = file.options.average or _PACKET_STEP_S
     count = max(1, math.ceil(end / step - _ROUNDING))
-    packets = [0] * count  # in each interval
+    packets = [0] * count  # count of packets in each interval
     for time in times:
         interval = math.ceil(time / step - _ROUNDING) - 1
-        packets[min(max(interval, 0), count - 1)] += 1  # a packet at time 0 is in the first one
+        packets[min(max(interval, 0), count - 1)] += 1  # a packet at time 0 is in interval 0
     begins = [interval * step for interval in range(count)]
     ends = [*begins[1:], end]
     rates = []

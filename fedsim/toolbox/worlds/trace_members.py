@@ -25,12 +25,12 @@ def files_of(path: Path) -> list[Path]:
 def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file of a folder or archive whose name matches a pattern.
 
-    An archive is a tar or zip file. For any other file the file itself is yielded, with any name.
+    An archive is a tar or zip file. Any other file is itself yielded, whatever its name.
 
     Args:
         path: the file, folder or archive.
-        pattern: pattern of names, such as ``*.csv``, which fits a file's path within the folder or
-            archive, or its last part.
+        pattern: pattern of names, such as ``*.csv``. It is compared with a file's path within the
+            folder or archive, and with the last part of this path; one match suffices.
         key: the key of a scenario that names the path, for messages.
 
     Raises:
