@@ -12,7 +12,7 @@ from fedsim.common.units import show_bytes
 from fedsim.world.meters.ended import Payloads
 
 PROCESS = "process"
-"""Purpose of the messages of the world's processes, unless they name another."""
+"""Purpose of the messages that processes of the world send, if a process names no other purpose."""
 LedgerPreset = Literal["strict", "paper"]
 
 NOT_IN_PAPER = (
