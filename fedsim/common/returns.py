@@ -49,7 +49,10 @@ from fedsim.common.streams import generator_states
 
 Hook = TypeVar("Hook", bound=Callable[..., object])
 FindMistake = Callable[..., str]
-"""Function of a value, the object and the hook's arguments, which returns the mistake or ''."""
+"""Function that gets a value, the object, and the arguments of the hook's call.
+
+It returns the mistake in the value, in words, or "".
+"""
 Check = Callable[[object], bool]
 
 _LISTS = (list, tuple, range, np.ndarray)

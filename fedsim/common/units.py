@@ -323,7 +323,7 @@ def unit_factor(unit: str, kind: object) -> float:
 
 
 _ROUNDS_UP = 0.9995  # share of a unit from which rounding to three digits gives the whole unit
-# numbers between these are shown without decimals and exponents
+# numbers from the first bound to below the second are shown without decimals and exponents
 _LEAST_WHOLE = 999.5
 _MOST_WHOLE = 1e9
 _LEAST_MINUTE_S = 59.95  # from here on, three digits show 60 s, a whole minute

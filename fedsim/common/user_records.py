@@ -1,7 +1,7 @@
 """Checks of the records that users' code adds to a run, by ``emit`` of server, world or clock.
 
 A wrong record ends the call with an error that names the field. So no record of a user can damage
-the run folder, and none fails as late as when it is written.
+the run folder, and no record fails only when it is written.
 """
 
 import json
