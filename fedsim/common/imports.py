@@ -300,7 +300,7 @@ class _PermittedFinder(MetaPathFinder):
         """
         if path is not None:  # Python finds a submodule by its package
             return None
-        # an allowed module, or a module beside the allowed module that imports it now
+        # an allowed module, or a module in the folder of the allowed module that imports it now
         location = self.locations.get(name) or self.locations.get(_importer())
         if location is None:
             return None

@@ -32,8 +32,8 @@ def recorded_files() -> Iterator[dict[Reference, Path]]:
     """Context manager that records which files named in a scenario are read within it.
 
     Yields:
-        A dict, filled meanwhile: reference to a file -> path at which the file was found. The
-        reference is a pair of the path in the scenario and ``data.root``.
+        A dict that is filled as files are read: reference to a file -> path at which the file was
+        found. The reference is a pair of the path in the scenario and ``data.root``.
     """
     files: dict[Reference, Path] = {}
     token = _recorded.set(files)

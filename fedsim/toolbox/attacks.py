@@ -16,10 +16,10 @@ from fedsim.learning.functions import pure, weighted_sum
 
 
 class Attack(Spec):
-    """Base of the attacks of malicious devices on their updates (``malicious.attack``).
+    """Base of the attacks by which malicious devices change what they send (``malicious.attack``).
 
-    A subclass overrides ``update``, which computes the sent update from the honest one; by default
-    the honest update is sent.
+    A subclass overrides ``update``, which computes the sent update from the honest update; by
+    default the honest update is sent.
     """
 
     flips_labels: ClassVar[bool] = False

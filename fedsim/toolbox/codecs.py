@@ -94,8 +94,7 @@ class Lossy(Codec):
     ) -> Coded:
         """Encode and decode a model, and compute what the receiver gets and the new residual.
 
-        The new residual is the error of the encoding. The sender adds it to the next array that it
-        encodes.
+        The new residual, the encoding's error, is added to the next array that the sender encodes.
         """
         # ``exact`` is encoded; the receiver decodes ``sent``, and adds it to ``start`` if not None
         exact, sent, start = self.encode(arithmetic, parameters, value, base, residual)
@@ -132,8 +131,7 @@ class Lossy(Codec):
             exact = arithmetic.mix([(value, 1.0), (start, -1.0)])
         if residual is not None:
             exact = arithmetic.apply(added, [exact, residual])
-        # The model's serial number names the random stream, so that all receivers of a model get
-        # the same result.
+        # named by the model's serial number, so that all receivers of a model get the same result
         stream = ("messages/codec", value.serial) if self.is_random else None
         constants = self.constants(parameters)
         sent = arithmetic.apply(type(self).function, [exact], stream=stream, **constants)
@@ -514,8 +512,7 @@ class Sparse(Lossy):
     def pack(self, sent: Floats32, exact: Floats32) -> Packed:
         """Pack the k values that are sent, float32, after their positions.
 
-        The positions are a bitmap or a list of int32, whichever is smaller. If k is the size of the
-        array, no positions are packed.
+        Positions are a bitmap or int32 numbers, whichever is smaller. If k = d, none are packed.
         """
         size = len(sent)
         k = self.k(size)
@@ -532,7 +529,7 @@ class Sparse(Lossy):
         return packed_positions + sent[positions].astype("<f4").tobytes()
 
     def unpack(self, payload: Packed, parameters: int) -> Floats32:
-        """Unpack the positions and the k values, the last 4 k bytes; other entries are 0."""
+        """Unpack the positions, and the k values in the last 4 k bytes; other entries are 0."""
         k = self.k(parameters)
         values = np.frombuffer(payload[-4 * k :], "<f4")
         if k == parameters:
@@ -574,7 +571,7 @@ def _keep_positions(array: Floats32, positions: Ints) -> Floats32:
 def largest(array: Floats32, k: int) -> Ints:
     """Return the positions of the k entries of largest magnitude, ascending.
 
-    Of entries of equal magnitude the first ones are selected.
+    Of entries of equal magnitude the first entries are selected.
     """
     negated = -np.abs(array)
     kth = np.partition(negated, k - 1)[k - 1]

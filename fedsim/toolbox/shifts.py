@@ -163,7 +163,7 @@ class Incremental(Shift):
 
     An occasion is a round or time at which data shift; candidates are the devices that may change
     on it. From occasion k on a device trains on the share ``shares[k]`` of its samples, rounded up:
-    the first ones in an order that is shuffled once for each device. Test data stay, and so does
+    the first samples in an order that is shuffled once for each device. Test data stay, and so does
     the true group, with which groups found by clustering are compared. Before the first occasion a
     device has all samples. By default the shares are 25, 50, 75 and 100 % from rounds 0, 50, 100
     and 150 on (FlexCFL, section 5.3).

@@ -123,7 +123,7 @@ class ModelCard(PartedModel):
         return self.tokens * (token + adapters), self.tokens * trained
 
     def _count_backward_layers(self) -> int:
-        """Return how many layers the backward pass traverses: the first trained one to the last."""
+        """Return how many layers the backward pass traverses, the first trained layer to the last."""
         first_trained = 0
         if self.lora is not None:
             trained = self.trained(*_NO_DATA)
@@ -139,7 +139,7 @@ class ModelCard(PartedModel):
         return forward * self._activation_gradient_ratio() + trained
 
     def _activation_gradient_ratio(self) -> float:
-        """Return the FLOPs of the gradients of activations, divided by those of a forward pass.
+        """Return the FLOPs of the gradients of activations, as a multiple of a forward pass's FLOPs.
 
         With ``recompute`` the FLOPs include a second forward pass of the layers that the backward
         pass traverses.
@@ -160,8 +160,8 @@ class ModelCard(PartedModel):
         layer is the count of outputs of the first entry of ``dense``. Until its backward pass a
         layer stores 34 bytes for each token and unit of width (Korthikanti et al. 2022, in 16 bits,
         without the scores of attention). With ``recompute`` a layer stores 2 bytes, and only the
-        layer that is being computed again needs 34 bytes. Layers before the first trained one store
-        nothing.
+        layer that is being computed again needs 34 bytes. Layers before the first trained layer
+        store nothing.
 
         Args:
             shape: not used, as the card gives the count of tokens of a sample.

@@ -437,7 +437,7 @@ class Permutations(Partition):
     agree: int = Field(default=2, ge=0)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Deal the training samples evenly, and give each group of devices its own label map.
+        """Deal the training samples evenly, and give each group of devices a label permutation.
 
         Device d is of group d % ``groups``; group 0 keeps the labels. All devices share the test
         samples, with permuted labels too.
@@ -466,7 +466,7 @@ class Permutations(Partition):
         Raises:
             ScenarioError: not enough such permutations were found.
         """
-        # two permutations that agree on all labels but one agree on that one too, and are equal
+        # permutations that agree on all labels but one are equal, so at most C - 2 labels can agree
         most_equal = min(self.agree, classes - 2)
         maps = [np.arange(classes)]
         for _ in range(_MOST_DRAWS + 1):  # the last pass can return what the last draw completed

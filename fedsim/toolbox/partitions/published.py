@@ -254,7 +254,7 @@ def _deal(
         amounts: count of samples of each of these classes to assign to the device in each pass,
             int64 [passes, devices, slots].
         at_end: treatment of a class with too few samples left: ``skip`` assigns none, ``rest``
-            assigns the remaining ones, ``again`` starts from the class's first sample.
+            assigns the remaining samples, ``again`` starts from the class's first sample.
 
     Returns:
         For each device the indices of its samples.
@@ -442,7 +442,7 @@ class ClassImbalance(Partition):
         amounts: Ints = np.zeros(self.classes_per_device, dtype=np.int64)
         while not amounts.any():  # a device needs a sample
             amounts = generator.integers(0, self.largest, self.classes_per_device, endpoint=True)
-        # the largest amount goes to the majority class, which is first below
+        # the largest amount goes to the majority class, which is the first of the classes below
         largest_index = int(amounts.argmax())
         amounts[0], amounts[largest_index] = amounts[largest_index], amounts[0]
         counts = np.zeros(classes, dtype=np.int64)

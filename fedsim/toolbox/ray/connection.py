@@ -41,7 +41,7 @@ def require_client_token() -> None:
     try:
         from ray._raylet import Config
     except ImportError:
-        # A Ray without this class is a later one, which asks for tokens if no mode is set.
+        # A Ray without this class is a later version, which asks for tokens if no mode is set.
         os.environ.pop(AUTH_MODE, None)
         return
     os.environ[AUTH_MODE] = "token"

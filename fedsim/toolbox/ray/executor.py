@@ -254,7 +254,7 @@ class Ray(Executor):
         """
         parcel = self._packer.pack((function, args))
         shared = parcel.shared
-        parcel.shared = []  # sent as arguments of the task, which Ray fetches
+        parcel.shared = []  # these arrays are sent as arguments of the task, which Ray fetches
         future: PendingValue = Future()
         start_task = partial(
             task.remote,
@@ -301,7 +301,7 @@ class Ray(Executor):
         """Start a task again that Ray could not place because a node was lost.
 
         Ray 2.52 does not do so itself. If the node of this process was lost, the caller's future
-        fails at once, as no repeat can succeed.
+        fails immediately, as no repeat can succeed.
 
         Args:
             future: the caller's future.
@@ -339,7 +339,7 @@ class Ray(Executor):
             return
         try:
             content, buffers = answer.result()
-            # copies the buffers, so that the store's memory is freed at once
+            # copies the buffers, so that the store's memory is freed immediately
             succeeded, outcome = Answer(content, [bytearray(part) for part in buffers]).outcome()
         except HomeLostError as error:
             succeeded = False

@@ -159,7 +159,7 @@ def _note_arrays(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_t
         path: the file or the factory.
         arrays: name -> array, as the user gave them.
         columns: name -> column, such as the user of each sample.
-        has_tests: whether the user gave test samples; else every fifth sample of a class is one.
+        has_tests: whether the user gave test samples; else they are every fifth sample of a class.
     """
     forms = [f"{name} {array.dtype} {array.shape}" for name, array in arrays.items()]
     tests = "with test samples of its own"

@@ -386,9 +386,9 @@ def _seed_generators(seed: int) -> None:
 
 @contextmanager
 def _generators_restored() -> Iterator[None]:
-    """Return a context at whose end the global random generators have the states of its begin.
+    """Context manager that restores the states of the global random generators at its end.
 
-    The generators are those of Python's ``random``, numpy and torch.
+    The generators belong to Python's ``random``, numpy and torch.
     """
     import torch
 

@@ -123,7 +123,7 @@ def _read_folder(folder: Path) -> UserSamples:
         For each user a tuple: name, samples [n, d] and labels.
 
     Raises:
-        DataError: the folder has no JSON files, or one is not as LEAF writes it.
+        DataError: the folder has no JSON files, or a file is not as LEAF writes it.
     """
     paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
     if not paths:

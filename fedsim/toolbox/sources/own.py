@@ -287,7 +287,7 @@ def _decode_image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uin
         return np.asarray(open_image(data or b""), dtype=np.uint8)
     except DataError:
         raise
-    except Exception as error:  # Pillow raises many kinds for damaged images
+    except Exception as error:  # Pillow raises errors of many types for damaged images
         raise DataError(
             f"'{folder}': column '{name}' has an image that cannot be read: {error}"
         ) from None

@@ -75,7 +75,7 @@ class Tff(Source):
         words: number of words of Stack Overflow that have a token, the most frequent ones in the
             training samples that are read; all other words share the token for unknown words.
         only_digits: whether only the digits of FEMNIST are read, which are ten classes.
-        users: number of users that are read, the first ones in the order of names; None: all.
+        users: number of users that are read, the first users in the order of names; None: all.
         samples: largest count of examples of each user that are read for training, and for tests;
             None: all.
     """
@@ -257,7 +257,7 @@ def _split_names(path: Path, connection: sqlite3.Connection, only_digits: bool) 
     Args:
         path: the file, for error messages.
         connection: the database.
-        only_digits: whether the parts with digits alone are wanted.
+        only_digits: whether the parts that have only digits are to be read.
 
     Raises:
         DataError: the file lacks a table or such parts.

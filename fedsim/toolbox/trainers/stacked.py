@@ -17,7 +17,7 @@ class SteppedSchedule:
         schedule: torch's schedule, which changes the learning rate.
         every: count of optimiser steps after which the schedule advances.
         steps: count of optimiser steps in the training; the schedule also advances after the last
-            one.
+            step.
     """
 
     def __init__(self, schedule: LRScheduler, every: int, steps: int) -> None:

@@ -319,7 +319,7 @@ class TorchTrainer(Trainer):
         if self.schedule is not None:
             is_by_epoch = self.schedule.every == "epoch"
             length = session.epochs if is_by_epoch else session.steps
-            # a schedule by rounds sets the rate of this round here, and then stays
+            # a schedule by rounds sets the rate of this round here, and does not change it later
             schedule = self.schedule.build(optimizer, length, session.round)
             if self.schedule.every != "round":
                 steps_per_change = session.per_epoch if is_by_epoch else 1
@@ -393,7 +393,7 @@ class TorchTrainer(Trainer):
         if self.schedule is not None:
             step_count = sum(ends_step for _, ends_step in shares)
             length = context.epochs if self.schedule.every == "epoch" else step_count
-            # a schedule by rounds sets the rate of this round here, and then stays
+            # a schedule by rounds sets the rate of this round here, and does not change it later
             schedule = self.schedule.build(optimiser, length, context.round)
         options = self.loss_options
         for (x, y), (share, ends_step), ends_epoch in zip(data, shares, data.ends, strict=True):

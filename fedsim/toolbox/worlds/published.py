@@ -90,7 +90,7 @@ def read_plain_pickle(path: Path) -> Any:
             "it holds more than dicts, lists, texts and plain numbers (numpy's, classes or calls), "
             "which are not read; save float(value) of each number"
         ) from None
-    except Exception as error:  # an unpickler raises many kinds for damaged files
+    except Exception as error:  # an unpickler raises errors of many types for damaged files
         raise ValueError(f"it is no whole pickle of plain values: {error}") from None
 
 
@@ -329,7 +329,8 @@ def _update_conditions(conditions: dict[str, bool], state: str) -> None:
     """Update the conditions of readiness after a line of a FLASH log.
 
     Args:
-        conditions: ``charged``, ``locked`` and ``wifi`` -> whether this is so; changed in place.
+        conditions: ``charged``, ``locked``, ``wifi`` -> whether the condition holds; changed in
+            place.
         state: the state that the line reports, such as ``screen_lock``; some states, such as a
             level of the battery, change no condition.
 

@@ -36,8 +36,8 @@ class Regions(Network):
         server: the region of the server.
         connections: count of parallel TCP connections for each transfer.
         table: (sender's region, receiver's region) -> connection. If the table lacks a direction,
-            the opposite one is used. If it lacks both, there is no latency, and only the devices'
-            own links limit the rate.
+            the opposite direction is used. If it lacks both, there is no latency, and only the
+            devices' own links limit the rate.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Regions(Network):
     def _connection(self, source: int, destination: int) -> Connection:
         """Return the TCP connection from one endpoint to another, by their regions.
 
-        If the table has only the opposite direction, that one is returned. If it has neither, the
-        connection has no latency and an infinite rate.
+        If the table has only the opposite direction, the connection of that direction is returned.
+        If the table has neither, the connection has no latency and an infinite rate.
 
         Args:
             source: index of the sending device, or ``SERVER``.

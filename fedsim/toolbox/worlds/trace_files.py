@@ -243,7 +243,7 @@ class _File:
     ) -> Recording:
         """Build the trace of a device from its rows, averaged if the options say so.
 
-        Of rows with equal times the last one counts.
+        Of rows with equal times the last row counts.
 
         Args:
             name: name of the trace.

@@ -11,7 +11,7 @@ from fedsim.common.files import read_bytes, require_regular
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a folder and of the folders in it, sorted; for a file, the file alone.
+    """Return the files of a folder and of the folders in it, sorted; for a file, only this file.
 
     Raises:
         OSError: there is no such file or folder.
