@@ -74,7 +74,7 @@ def plain(value: object) -> object:
 
     Any other value is returned unchanged.
     """
-    if type(value) in _PLAIN_NUMBERS:  # most values are such numbers, which need no other check
+    if type(value) in _PLAIN_NUMBERS:  # most values are plain numbers; the check saves time
         return value
     if isinstance(value, np.generic):
         return value.item()

@@ -402,7 +402,7 @@ def _is_installed(package: str) -> bool:
     for finder in sys.meta_path:  # a package installed as editable has a finder of its own
         if installed is None and finder is not PathFinder:
             installed = finder.find_spec(package, None)
-    # the module that an import would find, which may be one of that name in the working directory
+    # the module that an import would find, which may be a module of the working directory
     imported = find_spec(package)
     if installed is None or imported is None or installed.origin is None:
         return False

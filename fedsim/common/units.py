@@ -164,14 +164,14 @@ class Quantity:
         Returns:
             The hint, as ``" (did you mean 'Mbit/s'?)"``; empty if no unit is near.
         """
-        full_name = _BPS.sub(_spell_bps, unit)  # "Mbit/s" instead of "Mbps"
+        full_name = _BPS.sub(_spell_bps, unit)  # such as "Mbit/s" instead of "Mbps"
         lower = full_name.lower()
         has_bytes = "B" in full_name  # False for a unit of bits
         same_letters = [option for option in self.units if option.lower() == lower]
         same_case = [option for option in same_letters if ("B" in option) == has_bytes]
         prefixes = [option for option in self.units if lower.startswith(option)]
         prefixes.sort(key=len, reverse=True)
-        candidates = same_case or same_letters or prefixes  # the most similar units first
+        candidates = same_case or same_letters or prefixes  # the units most similar to ``unit``
         if not candidates:
             return nearest(unit, self.units)
         return f" (did you mean {candidates[0]!r}?)"

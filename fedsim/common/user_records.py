@@ -164,7 +164,7 @@ def is_simple(value: object, *, finite: bool) -> bool:
         entries = cast(list[object], value)
         if len(entries) > _MOST_ENTRIES:
             return False
-        # False for a list within a list
+        # a list within a list is left to the encoding
         return False not in [
             type(entry) is not list and is_simple(entry, finite=finite) for entry in entries
         ]

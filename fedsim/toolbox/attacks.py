@@ -70,16 +70,16 @@ class Attack(Spec):
         honest = result.update
         if honest is None or result.start is None:
             return result, reply
-        task = (device.number, count)  # part of the names of random streams
+        task = (device.number, count)  # these numbers are part of the names of random streams
         update = self.update(arithmetic, honest, result.start, ("world/attack", *task))
 
         def attack_model(name: str, model: Ref) -> Ref:
             if model is honest:
-                return update  # the same ``Ref`` in the result and in the reply
+                return update  # result and reply must have the same ``Ref``
             return self.update(arithmetic, model, device.zero(), (f"world/attack/{name}", *task))
 
         def attack_content(name: str, value: object) -> object:
-            if isinstance(value, Partial):  # some tensors of a model
+            if isinstance(value, Partial):  # the value holds some tensors of a model
                 return replace(value, model=attack_model(name, value.model))
             if isinstance(value, Ref):
                 return attack_model(name, value)

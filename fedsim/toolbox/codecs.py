@@ -131,7 +131,7 @@ class Lossy(Codec):
             exact = arithmetic.mix([(value, 1.0), (start, -1.0)])
         if residual is not None:
             exact = arithmetic.apply(added, [exact, residual])
-        # named by the model's serial number, so that all receivers of a model get the same result
+        # the model's serial names the stream, so that all receivers of a model get the same result
         stream = ("messages/codec", value.serial) if self.is_random else None
         constants = self.constants(parameters)
         sent = arithmetic.apply(type(self).function, [exact], stream=stream, **constants)

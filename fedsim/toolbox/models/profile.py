@@ -381,7 +381,7 @@ class Counting(TorchDispatchMode):
         """
         y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
         counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
-        convolutions = sum(output_mask[:2])  # whether each of the two gradients is computed
+        convolutions = sum(output_mask[:2])  # the mask says which of the two gradients is computed
         flops, padded_flops, traffic = (convolutions * number for number in counts)
         kind = _kind_of_convolution(weight, groups) + "_backward"
         return Counted(flops, padded_flops, traffic, "convolution_backward", kind, self.call_bytes)

@@ -49,7 +49,7 @@ class TransformerModule(nn.Module):
 
     def __init__(self, shape: TokenShape, outputs: int, width: int, layers: int) -> None:
         super().__init__()
-        self.has_one_answer = shape.answers == "one"  # one for each sequence, not for each token
+        self.has_one_answer = shape.answers == "one"  # one answer a sequence, not one a token
         self.embedding = nn.Embedding(shape.vocabulary, width)
         # learned positions, [length, width], with GPT-2's standard deviation
         self.places = nn.Parameter(torch.randn(shape[0], width) * 0.02)
@@ -67,7 +67,7 @@ class TransformerModule(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)
-        later_tokens = None  # the mask of attention: True for a token after the attending one
+        later_tokens = None  # the mask of attention: True for a token after the attending token
         if shape.answers == "next":
             later_tokens = torch.ones(shape[0], shape[0], dtype=torch.bool).triu(1)
         self.register_buffer("later_tokens", later_tokens, persistent=False)

@@ -192,7 +192,7 @@ class Dirichlet(Partition):
             The device of each sample, int64 [size].
         """
         shares = generator.dirichlet(np.full(devices, self.alpha))
-        # index of the sample after each device's last one, rounded
+        # index of the sample after the last sample of each device, rounded
         ends = np.floor(np.cumsum(shares) * size + 0.5).astype(np.int64).clip(0, size)
         ends[-1] = size
         counts = np.diff(ends, prepend=0)
@@ -384,7 +384,7 @@ class LabelGroups(Partition):
             devices, groups * fewest, f"'{dataset.name}' has {fewest} training samples for a group"
         )
         members_of = [range(group, devices, groups) for group in range(groups)]
-        # all devices get as many samples as there are for each device of the scarcest group
+        # all devices get as many samples as a device of the scarcest group can get
         size = min(
             len(samples) // len(members)
             for samples, members in zip(group_train, members_of, strict=True)

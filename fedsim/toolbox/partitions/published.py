@@ -67,7 +67,7 @@ class PowerLaw(Partition):
         reserved = _FIRST_OF_CLASS * devices_of_class  # samples of each class for the first pass
         self._refuse_scarce_class(dataset, devices, sizes, reserved)
         rest = self._divide_rest(labels, sizes - reserved, streams.generator("world/data/sizes"))
-        # [2 passes, devices, classes of a device]
+        # samples to deal of each class of a device: [2 passes, devices, classes of a device]
         amounts = np.stack([np.full_like(rest, _FIRST_OF_CLASS), rest])
         # amounts are rounded down, so a class suffices for all devices, except for rounding errors
         indices = _deal(parts, labels, amounts, "skip")
@@ -163,7 +163,7 @@ class Femnist(Partition):
         samples_of_class = []
         for class_samples in dataset.by_class(dataset.train):
             samples_of_class.append(generator.permutation(class_samples)[:_FEMNIST_PER_CLASS])
-        # the distribution of sizes is that of FedProx's code
+        # the distribution of sizes is taken from FedProx's code
         sizes = streams.generator("world/data/sizes").lognormal(4.0, 1.0, devices) + 5.0
         # count of samples of each class of a device, int64 [devices]
         amounts = np.maximum(_LEAST_PER_CLASS, (sizes / _FEMNIST_CLASSES).astype(np.int64))

@@ -20,7 +20,7 @@ from fedsim.common.arrays import AnyArray
 if TYPE_CHECKING:
     from torch.nn import Parameter
 
-# least size (bytes) of a shared array; a smaller one costs less in the parcel
+# least size (bytes) of a shared array; a smaller array costs less in the parcel
 _SHARED_BYTES = 1 << 15
 
 
@@ -130,7 +130,7 @@ class Packer:
         entry = self._shared.get(key)
         if entry is not None:
             shared_array, reference = entry
-            if shared_array() is array:  # not an earlier array, now collected, with this id
+            if shared_array() is array:  # else the entry is of a collected array that had this id
                 return reference
         reference = self._put(array)
         weak_array = weakref.ref(array, lambda _: self._shared.pop(key, None))

@@ -236,7 +236,7 @@ def _read_columns(
     Raises:
         DataError: an array is neither samples, targets nor a column.
     """
-    samples_and_targets: list[str] = []  # the names of these arrays
+    samples_and_targets: list[str] = []  # names of the arrays of samples and of targets
     for suffix in parts:
         samples_and_targets += [f"x{suffix}", f"y{suffix}"]
     columns: NamedArrays = {}

@@ -80,7 +80,7 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
             f"'{path}' is no IDX file of {dimensions} dimensions: it begins with "
             f"{header[:4].hex()}, not {magic.hex()}"
         )
-    padded_lengths = header[4:].ljust(header_bytes - 4, b"\0")  # a truncated header is found below
+    padded_lengths = header[4:].ljust(header_bytes - 4, b"\0")  # a short header is refused below
     shape = struct.unpack(f">{dimensions}I", padded_lengths)
     values = math.prod(shape)
     if values > _MOST_PIXELS:

@@ -191,7 +191,7 @@ def _read_table(folder: Path, names: list[str]) -> "pa.Table":
     import pyarrow as pa
 
     try:
-        state = read_json(folder / "state.json")  # lists the files of the table
+        state = read_json(folder / "state.json")  # this file lists the files of the table
         if state.get("_indices_data_files"):
             raise ValueError(
                 "it holds a selection of its rows as indices; call flatten_indices() before "

@@ -107,7 +107,7 @@ class TableSource(Source):
             elif strata is None:  # targets of a regression: all rows are one group
                 strata = np.zeros(len(y), np.int64)
             is_test = every_fifth(strata)
-            order = np.argsort(is_test, kind="stable")  # test samples last
+            order = np.argsort(is_test, kind="stable")  # test samples come last
             train_size -= int(is_test.sum())
             x = x[order]
             y = y[order]

@@ -278,7 +278,7 @@ class Traces(Availability):
         start = changes[changes_so_far - 1] if changes_so_far else 0.0
         end = changes[changes_so_far] if changes_so_far < len(changes) else period
         is_on = changes_so_far % 2 == 1  # the first, third, ... change turns the device on
-        if is_on and end == period and changes[0] == 0.0:  # stays on when the trace repeats
+        if is_on and end == period and changes[0] == 0.0:  # it stays on when the trace repeats
             end = period + changes[1]
         return Span(is_on, max(0.0, lap_start + start), lap_start + end)
 

@@ -227,7 +227,8 @@ class Heat(Process):
         state = world.state.setdefault(
             str(device), {"heat": 0.0, "since": world.now, "computes": False, "slow": False}
         )
-        hold = world.slow(device, self.factor) if state["slow"] else None  # a resumed run
+        # in a resumed run the device may be slow already
+        hold = world.slow(device, self.factor) if state["slow"] else None
         while True:
             change = world.env.event()
             changes[device] = change

@@ -301,7 +301,7 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
     Raises:
         ValueError: a state is unknown.
     """
-    conditions = {"charged": False, "locked": False, "wifi": False}  # the state so far
+    conditions = {"charged": False, "locked": False, "wifi": False}  # after the lines so far
     times: list[float] = []
     ready: list[tuple[float, float]] = []
     ready_since: float | None = None
@@ -320,7 +320,7 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
         if not is_ready and ready_since is not None:
             ready.append((ready_since, time_s))
             ready_since = None
-    if not ready or int(times[-1] - times[0]) == 0:  # shorter than a second
+    if not ready or int(times[-1] - times[0]) == 0:  # the log is shorter than a second
         return None
     return times[0], times[-1], _merged(sorted(ready))
 

@@ -55,7 +55,7 @@ class Regions(Network):
         self._of = of  # regions in which the devices are, in turn
         self._server = server  # the server's region
         self._table = table  # (sender's region, receiver's region) -> TCP connection
-        self._connections = connections  # count for each transfer
+        self._connections = connections  # count of TCP connections for each transfer
         self.repeats = len(of)  # period with which devices have equal connections
         self._access_s = latency  # latencies of the devices' own links (s)
         # device i stands for all devices of its region, which repeat with the period ``len(of)``

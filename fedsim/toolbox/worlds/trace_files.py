@@ -31,7 +31,7 @@ from fedsim.world.device_table import IDS
 _PACKET_BYTES = 1500.0  # Mahimahi's traces have a line for each packet of this size (bytes)
 _PACKET_STEP_S = 0.1  # length of the intervals over which rates of a packet file are averaged (s)
 _SINGLE_ROW_S = 1.0  # length of a trace that has a single row (s)
-_MOST_RATE = 1e15  # bytes/s
+_MOST_RATE = 1e15  # greatest rate (bytes/s)
 _ROUNDING = 1e-9  # part of an interval that counts as a rounding error
 _KBIT_S = 125.0  # a kbit/s, in bytes/s
 _USUAL_COLUMNS = {
@@ -141,7 +141,7 @@ def _read_cached(
     Returns:
         The name of the files' format, and the traces in natural order of their names.
     """
-    forms: dict[str, None] = {}  # an ordered set
+    forms: dict[str, None] = {}  # names of formats, as an ordered set
     recordings: list[Recording] = []
     for name, content in members(path, options.members, options.key):
         form, file_recordings = _read_file(name, content, options)
@@ -557,7 +557,7 @@ def _read_fcc(file: _File) -> list[Recording]:
     traces: dict[str, _Rows] = {}
     for unit, test_at in tests.items():
         rows = _Rows([], [], [])
-        for time_s in sorted(test_at):  # the file need not have them in order
+        for time_s in sorted(test_at):  # a file may have its tests in any order
             line, rate = test_at[time_s]
             rows.lines.append(line)
             rows.times.append(time_s)

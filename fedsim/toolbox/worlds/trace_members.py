@@ -51,7 +51,7 @@ def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
             yield path.name, read_bytes(path)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
         raise DataError(f"{key}: {str(path)!r} cannot be read: {error}") from None
-    except Exception as error:  # decompressors raise errors of their own
+    except Exception as error:  # decompressors raise errors of their own types
         if isinstance(error, DataError):
             raise
         raise DataError(f"{key}: {str(path)!r} is damaged: {error}") from None
