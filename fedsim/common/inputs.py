@@ -58,8 +58,8 @@ def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None
     """Context manager within which copies are read in place of files named in a scenario.
 
     Args:
-        find_copy: function of the reference to a file, a pair of its path in the scenario and
-            ``data.root``. It returns the path of the file's copy, or None if there is no copy.
+        find_copy: function that gets the reference to a file, a pair of its path in the scenario
+            and ``data.root``. It returns the path of the file's copy, or None if there is no copy.
     """
     token = _find_copy.set(find_copy)
     try:

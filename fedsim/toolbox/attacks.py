@@ -16,7 +16,7 @@ from fedsim.learning.functions import pure, weighted_sum
 
 
 class Attack(Spec):
-    """Base of the attacks by which malicious devices change what they send (``malicious.attack``).
+    """Base of the attacks of malicious devices on labels or on updates (``malicious.attack``).
 
     A subclass overrides ``update``, which computes the sent update from the honest update; by
     default the honest update is sent.
@@ -53,9 +53,9 @@ class Attack(Spec):
     ) -> tuple[LocalResult, Contents]:
         """Apply the attack to every model in the result and the reply of a malicious device.
 
-        ``update`` is called for each of these models. Its argument ``start`` is ``result.start``
-        for the trained update. It is the zero model for any other model in the reply, such as a
-        control variate, because that model is a change already.
+        ``update`` is called for each of these models. For the trained update its argument ``start``
+        is ``result.start``. For any other model in the reply, such as a control variate, ``start``
+        is the zero model, because that model is a change already.
 
         Args:
             arithmetic: deferred operations on models.

@@ -92,7 +92,7 @@ class Lossy(Codec):
         base: Ref | None,
         residual: Ref | None,
     ) -> Coded:
-        """Encode and decode a model, and compute what the receiver gets and the new residual.
+        """Encode and decode the model ``value``; compute what the receiver gets, and the residual.
 
         The new residual, the encoding's error, is added to the next array that the sender encodes.
         """
@@ -119,7 +119,7 @@ class Lossy(Codec):
         base: Ref | None,
         residual: Ref | None,
     ) -> CodedParts:
-        """Encode a model, or its change from ``base``, after adding the residual.
+        """Encode the model ``value``, or its change from ``base``, after adding ``residual``.
 
         Returns:
             The value before it is encoded, the value that is decoded, and ``base`` if a change is
@@ -255,7 +255,7 @@ def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
 def as_levels(
     models: list[Floats32], levels: int, bucket: int | None, scale: float, rng: np.random.Generator
 ) -> Floats32:
-    """Round every value at random to one of s levels of a norm, as QSGD does (encode and decode).
+    """Round every value at random to a level of its bucket's norm (QSGD; encode and decode).
 
     The array is divided into buckets, runs of consecutive values. In a bucket v the level of a
     value v_i is |v_i| s / ||v||, rounded up or down at random, so that its expectation is exact.

@@ -86,7 +86,10 @@ class ByUser(Partition):
     kind: Literal["by-user"] = "by-user"
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Give each device the samples of a user; the classes of the data set are the users."""
+        """Give each device the samples of a user.
+
+        With ``data.column = "user"`` the classes of the data set are the users.
+        """
         users = dataset.pool.classes
         if devices != users:
             raise ScenarioError(
@@ -356,8 +359,8 @@ class LabelGroups(Partition):
     Device d belongs to the true group d mod ``groups``, with which groups found by clustering are
     compared. With C classes, group g has the C/groups consecutive classes from g C/groups on. The
     devices of a group get random training samples of the group's classes. All devices get equally
-    many training samples, and the remaining ones are unused. The test samples of a group's classes
-    are divided evenly among the group's devices.
+    many training samples, and the remaining samples are unused. The test samples of a group's
+    classes are divided evenly among the group's devices.
 
     Attributes:
         groups: number of groups, a divisor of the number of classes.

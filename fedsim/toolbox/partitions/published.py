@@ -306,7 +306,7 @@ class ClassBias(Partition):
     per_class: int = Field(default=5000, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Draw each device's size, its order of classes, and training samples by this order.
+        """Draw for each device a count of samples, an order of the classes, and the samples.
 
         The first ``classes_per_device`` classes in the order make up ``share`` of the samples.
         """

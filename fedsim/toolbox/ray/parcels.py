@@ -25,7 +25,7 @@ _SHARED_BYTES = 1 << 15
 
 
 class Stored(Protocol):
-    """Reference to an object in a Ray cluster's store: the methods of ``ray.ObjectRef`` in use."""
+    """Reference to an object in a Ray cluster's store: the part of ``ray.ObjectRef`` in use."""
 
     def future(self) -> "Future[Answer]": ...
 
