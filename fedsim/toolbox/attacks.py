@@ -36,7 +36,7 @@ class Attack(Spec):
             arithmetic: deferred operations on models.
             update: the honest update.
             start: the model from which the update was trained.
-            stream: name of the random stream for this update.
+            stream: name of the random stream for this update, as a sequence of parts.
 
         Returns:
             Reference to the update that is sent, [d]; its value is computed later.

@@ -78,9 +78,9 @@ class Lossy(Codec):
     def for_added_up(self) -> Codec:
         """Copy of this codec with error feedback, for contents that the receiver adds up.
 
-        Such a content of messages is a change that the server adds to a sum over all rounds. The
-        strategy names it in ``Traits.accumulated_contents``. Without error feedback the sum would
-        also have the encoding errors of all rounds.
+        Such a content of a message is a change, which the server adds to a sum over all rounds. The
+        strategy names the content in ``Traits.accumulated_contents``. Without error feedback the
+        sum would also have the encoding errors of all rounds.
         """
         return self.model_copy(update={"error_feedback": True})
 
@@ -301,7 +301,7 @@ def as_signs(models: list[Floats32], bucket: int | None) -> Floats32:
 
 
 class Halved(Lossy):
-    """Base of the codecs that send every value in two bytes."""
+    """Base of the codecs that send every value in two bytes, half the size of a float32."""
 
     def bytes(self, parameters: int) -> float:
         return 2 * parameters

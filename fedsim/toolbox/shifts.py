@@ -57,10 +57,10 @@ class SwapPart(Shift):
     def apply(
         self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams
     ) -> list[Change]:
-        """Pair the candidates; the devices of the drawn pairs exchange the samples of a label each.
+        """Pair the candidates; in a drawn pair each device gives the other all samples of a label.
 
-        The label is one that the partner does not have. Pairs without such labels stay as they are;
-        with ``quirk`` the first such pair ends the exchanges of this occasion.
+        The other device does not have this label. Pairs without such labels do not exchange; with
+        ``quirk`` the first such pair ends the exchanges of this occasion.
         """
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
@@ -195,7 +195,7 @@ class Incremental(Shift):
     ) -> list[Change]:
         """Give each candidate the share of its samples that is released by this occasion.
 
-        The released samples are the first of a random order, which is equal on all occasions.
+        The released samples are the first in a random order, which is equal on all occasions.
         """
         changes: list[Change] = []
         if occasion >= len(self.shares):

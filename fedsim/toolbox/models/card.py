@@ -39,7 +39,7 @@ class ModelCard(PartedModel):
         params: number of parameters.
         layers: number of equal transformer layers.
         dense: the dense layers within each transformer layer, as name -> [inputs, outputs].
-            Adapters (``model.lora``) are added to these.
+            Adapters (``model.lora``) are added to these layers.
         tokens: number of tokens of a sample.
         vocabulary: number of outputs of each token, which need 8 bytes each until the backward
             pass; 0: they are not counted.

@@ -40,7 +40,7 @@ class ResidualBlock(nn.Module):
 
 
 def resnet18(inputs: int, outputs: int, channels: int = 64, groups: int = 2) -> nn.Sequential:
-    """Build ResNet-18 for small images: a 3x3 convolution, eight blocks, mean, dense layer.
+    """Build ResNet-18 for small images: a 3x3 convolution, eight blocks, mean pool, dense layer.
 
     Args:
         inputs: channels of an image.

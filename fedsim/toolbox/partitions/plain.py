@@ -32,10 +32,10 @@ _MOST_DRAWS = 10_000  # permutations that are drawn before the search is given u
 class ByLabel(Partition):
     """Samples are divided by their label, or by the column that ``data.column`` names.
 
-    With L labels, device d gets samples of label d mod L. This is its true group, with which groups
-    found by clustering are compared. The devices of a label share its samples evenly. If there are
-    fewer devices than labels, label l goes to device l mod the count of devices, and there are no
-    true groups. Test samples are divided by the same rule.
+    With L labels, device d gets samples of label d mod L. This label is the device's true group,
+    with which groups found by clustering are compared. The devices of a label share its samples
+    evenly. If there are fewer devices than labels, label l goes to device l mod the count of
+    devices, and there are no true groups. Test samples are divided by the same rule.
     """
 
     kind: Literal["by-label"] = "by-label"
@@ -167,7 +167,7 @@ class Dirichlet(Partition):
     minimum: int = Field(default=2, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Draw the devices of each class's samples in Dirichlet proportions, then fill up.
+        """Divide the samples of each class among the devices in Dirichlet proportions.
 
         Devices with fewer than ``minimum`` samples then get samples of the largest devices.
         """
@@ -243,7 +243,8 @@ class PartitionFile(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         """Give each device the samples that the user's file lists.
 
-        If the file lists no test samples, these are divided by the devices' training labels.
+        If the file lists no test samples, the test samples of the data set are divided in
+        proportion to the devices' training labels.
         """
         path = Path(self.path)
         entries = _read_entries(path)
@@ -372,8 +373,8 @@ class LabelGroups(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         """Give each group of devices the samples of a range of neighbouring classes.
 
-        Device d is of group d % ``groups``. The training samples of a group are divided into parts
-        of equal size, its test samples evenly.
+        Device d is in group d % ``groups``. The devices of all groups get equally many training
+        samples. The test samples of a group are divided evenly among its devices.
         """
         groups = self.groups
         self._require_divisor(dataset)

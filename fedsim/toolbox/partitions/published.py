@@ -207,7 +207,7 @@ class DittoPartition(Partition):
     usual_normalize: ClassVar[Normalize] = "standardize"
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Draw sizes and proportions as Ditto's code does, and deal each published set by them."""
+        """Draw sizes and proportions as Ditto's code does, and divide both published sets by them."""
         labels, truth = _neighbouring_classes(dataset, devices, _DITTO_CLASSES)
         legacy = np.random.RandomState(233)  # the generator and the seed of the published split
         sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0  # n of each device, not rounded

@@ -54,9 +54,9 @@ class Parcel:
 class Packer:
     """Packer of function calls for Ray's workers; a packed call is a parcel.
 
-    It runs in the main process, and sends an object that several calls use to Ray's store only once.
-    ``place`` puts an object into the store. A large read-only array is put there when it is packed
-    for the first time.
+    It runs in the main process. An object that several calls use is sent to Ray's store only once:
+    ``place`` puts an object into the store, and a large read-only array is put there when it is
+    packed for the first time.
 
     Args:
         put: puts an object into the cluster's store, and returns its reference.

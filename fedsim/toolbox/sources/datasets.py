@@ -55,7 +55,7 @@ class MapDataset(Source):
 
     Attributes:
         factory: ``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a
-            function annotated to return one.
+            function annotated to return such a Dataset.
         args: keyword arguments of the factory.
         test: keyword arguments of the factory for the Dataset of test samples, such as ``{ train =
             false }``; they are added to ``args``, and replace arguments of the same name. None: there

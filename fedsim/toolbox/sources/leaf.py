@@ -58,8 +58,8 @@ class Leaf(Source):
     def load(self, root: Path | None) -> Raw:
         """Read the users' samples from LEAF's folders ``train`` and ``test``, or from one file.
 
-        Of one file, every fifth sample of a user is for tests. Samples are numbers with labels, or
-        texts with the next character.
+        In a single file, every fifth sample of each user is a test sample. Samples are numbers with
+        labels, or texts with the next character.
         """
         path = find_file(self.path, root)
         if path.is_dir():

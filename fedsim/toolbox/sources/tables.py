@@ -206,7 +206,8 @@ def reshape_samples(path: Path, x: AnyArray, shape: list[Dimension] | None) -> A
         shape: ``data.source.shape``; None to return the samples as they are.
 
     Raises:
-        DataError: the shape has not two or three dimensions whose product is d.
+        DataError: the shape has another count of dimensions than two or three, or their product is
+            not d.
     """
     if shape is None:
         return x

@@ -72,7 +72,7 @@ class Tff(Source):
             ``shakespeare``.
         length: T, the count of tokens of a window that a model receives; samples are int64 [n, T +
             1]. Papers have 80 for Shakespeare and 20 for Stack Overflow.
-        words: number of words of Stack Overflow that have a token, the most frequent ones in the
+        words: number of words of Stack Overflow that have a token, the most frequent words in the
             training samples that are read; all other words share the token for unknown words.
         only_digits: whether only the digits of FEMNIST are read, which are ten classes.
         users: number of users that are read, the first users in the order of names; None: all.

@@ -11,7 +11,7 @@ from fedsim.learning.solvers.stack import clip_lanes
 
 
 class SteppedSchedule:
-    """Learning-rate schedule that advances after a given count of optimiser steps.
+    """Learning-rate schedule that advances each time the optimiser has made a count of steps.
 
     Args:
         schedule: torch's schedule, which changes the learning rate.

@@ -119,12 +119,12 @@ class TorchTrainer(Trainer):
         groups: sets of parameters with other arguments; a parameter belongs to the first group
             that matches its name.
         schedule: schedule of the learning rate; None: only ``lr_decay`` changes the rate.
-        clip_norm: L2 norm to which the gradient of all parameters together is scaled down if it is
-            longer; None: no limit.
+        clip_norm: greatest L2 norm of the gradient of all parameters together, to which a longer
+            gradient is scaled down; None: no limit.
         clip_value: greatest magnitude of each entry of the gradient, which is cut off there; None:
             no limit.
         accumulate: count of batches whose gradients are averaged for one step.
-        label_smoothing: label smoothing of the cross-entropy.
+        label_smoothing: strength of label smoothing in the cross-entropy, from 0 (none) to 1.
         solver: ``reference``: trains one device at a time; ``cohort``: trains several devices at a
             time, as one stack of models, for optimisers that update each entry of a tensor
             independently.
@@ -303,7 +303,8 @@ class TorchTrainer(Trainer):
     ) -> Callable[[], None]:
         """Return a function that clips the gradients of all stacked models, and moves the models.
 
-        It also advances the schedule of the learning rate, if the rate changes within a training.
+        The function also advances the schedule of the learning rate, if the rate changes within a
+        training.
 
         Args:
             parameters: name -> parameter of all W stacked models, [W, *shape].
