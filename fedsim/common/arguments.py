@@ -20,7 +20,10 @@ from fedsim.common.errors import SimulationError, nearest, show_value
 P = ParamSpec("P")
 T = TypeVar("T")
 Fits = Callable[[object, object], bool]
-"""Function of the object whose method is called and of an argument: whether the rule allows it."""
+"""Function that gets the object whose method is called and an argument of the call.
+
+It returns whether the rule allows the argument.
+"""
 
 MOST_INDEX = 2**31 - 1
 """Largest index of a round, group, task or device: columns of tables are int32."""
@@ -71,7 +74,7 @@ def plain(value: object) -> object:
 
     Any other value is returned unchanged.
     """
-    if type(value) in _PLAIN_NUMBERS:  # most values are such numbers, which need no other check
+    if type(value) in _PLAIN_NUMBERS:  # most values are plain numbers; the check saves time
         return value
     if isinstance(value, np.generic):
         return value.item()
@@ -106,7 +109,7 @@ def is_whole(value: object) -> bool:
 
 
 def is_index(value: object) -> bool:
-    """Return whether a value is a whole number from 0 to the greatest one in an int32 column."""
+    """Return whether a value is a whole number from 0 to ``MOST_INDEX``, the greatest int32."""
     return _is_index(None, value)
 
 
@@ -127,7 +130,7 @@ def is_number(value: object) -> bool:
 
 
 def is_mapping(value: object) -> bool:
-    """Return whether a value is a dict, or another mapping, whose names are texts."""
+    """Return whether a value is a dict, or another mapping, whose keys are texts."""
     if type(value) is not dict and not isinstance(value, Mapping):
         return False
     for name in value:  # noqa: SIM110 - a call of ``all`` takes twice as long
@@ -278,8 +281,8 @@ def takes(
     call leaves out are not checked. Numbers and arrays of numpy become numbers and lists.
 
     Args:
-        rules: name of a parameter -> its rule. The rule of ``*ids`` or ``**counts`` is for each
-            argument that these parameters collect.
+        rules: name of a parameter -> its rule. The rule of a parameter such as ``*ids`` or
+            ``**counts`` is for each argument that the parameter collects.
     """
 
     def declare(method: Callable[P, T]) -> Callable[P, T]:

@@ -17,7 +17,7 @@ from typing import Any
 
 _FEDSIM = Path(__file__).resolve().parents[1]
 _LONGEST = 2_000  # greatest length of a message, which may quote a file (characters)
-_LONGEST_NAME = 200  # no similar name is searched for a longer name (characters)
+_LONGEST_NAME = 200  # greatest length of a name for which a similar name is searched (characters)
 _LONGEST_VALUE = 80  # greatest length of a value in a message (characters)
 _NEAREST = re.compile(r"\(?[Dd]id you mean '([^']+)'\?")
 _UNKNOWN_KEY = re.compile(r"(?:the )?([\w.-]+) has the unknown key '([^']+)'")
@@ -86,7 +86,7 @@ class RunFolderError(FedsimError):
 
 
 class SimulationError(FedsimError):
-    """Error that a run has reached a state in which it cannot continue."""
+    """Error after which a run cannot continue, such as a wrong argument of a user's strategy."""
 
 
 class CheckpointError(FedsimError):

@@ -30,7 +30,7 @@ FIELDS_OF_TRAINING = {
 
 
 def warn_renamed(former: str, present: str) -> None:
-    """Warn the caller of a method by its former name.
+    """Warn the caller that a method was called by its former name.
 
     Args:
         former: the former name, such as ``Clients.online``.

@@ -300,7 +300,7 @@ class _PermittedFinder(MetaPathFinder):
         """
         if path is not None:  # Python finds a submodule by its package
             return None
-        # an allowed module, or a module beside the allowed module that imports it now
+        # an allowed module, or a module in the folder of the allowed module that imports it now
         location = self.locations.get(name) or self.locations.get(_importer())
         if location is None:
             return None
@@ -402,7 +402,7 @@ def _is_installed(package: str) -> bool:
     for finder in sys.meta_path:  # a package installed as editable has a finder of its own
         if installed is None and finder is not PathFinder:
             installed = finder.find_spec(package, None)
-    # the module that an import would find, which may be one of that name in the working directory
+    # the module that an import would find, which may be a module of the working directory
     imported = find_spec(package)
     if installed is None or imported is None or installed.origin is None:
         return False

@@ -32,8 +32,8 @@ def recorded_files() -> Iterator[dict[Reference, Path]]:
     """Context manager that records which files named in a scenario are read within it.
 
     Yields:
-        A dict, filled meanwhile: reference to a file -> path at which the file was found. The
-        reference is a pair of the path in the scenario and ``data.root``.
+        A dict that is filled as files are read: reference to a file -> path at which the file was
+        found. The reference is a pair of the path in the scenario and ``data.root``.
     """
     files: dict[Reference, Path] = {}
     token = _recorded.set(files)
@@ -58,8 +58,8 @@ def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None
     """Context manager within which copies are read in place of files named in a scenario.
 
     Args:
-        find_copy: function of the reference to a file, a pair of its path in the scenario and
-            ``data.root``. It returns the path of the file's copy, or None if there is no copy.
+        find_copy: function that gets the reference to a file, a pair of its path in the scenario
+            and ``data.root``. It returns the path of the file's copy, or None if there is no copy.
     """
     token = _find_copy.set(find_copy)
     try:

@@ -229,7 +229,7 @@ def _specs(annotation: object, metadata: Iterable[object]) -> dict[str, type[Spe
 
     Args:
         annotation: the type; for a union, the classes of all its members are returned.
-        metadata: the annotations beside the type, such as a ``KindField``.
+        metadata: the annotations of the type, such as a ``KindField``.
     """
     for annotation_entry in metadata:
         if isinstance(annotation_entry, KindField):

@@ -1,8 +1,8 @@
 """Registries of the kinds of each part of a scenario.
 
 A kind is found by its name, by an entry point of an installed package, or by its import path. A
-kind is a subclass of ``Spec``, with its parameters and its rule in one class. The scenario's keys
-that hold a part are described by ``KindField``.
+kind is a subclass of ``Spec``, whose fields are its parameters and whose methods do its work.
+``KindField`` describes the scenario's keys that hold a part.
 """
 
 import re
@@ -26,7 +26,7 @@ _IMPORT_PATH = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
 class Registry:
     """Registry of the kinds (alternatives) of a part of a scenario, such as all selections.
 
-    A kind has a name, and a class with its parameters and its rule.
+    A kind has a name, and a class with its parameters and methods.
 
     Attributes:
         called: name of the part in messages, such as ``server optimiser``. It also gives the name

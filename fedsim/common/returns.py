@@ -49,7 +49,10 @@ from fedsim.common.streams import generator_states
 
 Hook = TypeVar("Hook", bound=Callable[..., object])
 FindMistake = Callable[..., str]
-"""Function of a value, the object and the hook's arguments, which returns the mistake or ''."""
+"""Function that gets a value, the object, and the arguments of the hook's call.
+
+It returns the mistake in the value, in words, or "".
+"""
 Check = Callable[[object], bool]
 
 _LISTS = (list, tuple, range, np.ndarray)
@@ -177,8 +180,8 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
     Args:
         value: the array.
         length: required count of entries.
-        find: function of the array that returns what is wrong with its first wrong entry, in words,
-            or "". The result of ``find_outside`` is such a function.
+        find: function that gets the array, and returns what is wrong with its first wrong entry, in
+            words, or "". The result of ``find_outside`` is such a function.
 
     Returns:
         The mistake in words; empty if there is none.
@@ -318,7 +321,7 @@ class HookRule:
         place: file and line at which the method or its class is defined, for messages.
         hint: the annotated type, in the fedsim class.
         returns: the allowed values of this type, as the fedsim class has declared them.
-        error_type: type of the errors.
+        error_type: type of the error that a wrong value raises.
     """
 
     key: str

@@ -51,7 +51,7 @@ def common_word(words: Iterable[str]) -> str:
 
 
 def stopped_in_words(summary: Mapping[str, object]) -> str:
-    """Return the reason why a run ended, for the user, with the run's noun for rounds.
+    """Return the reason why a run ended, for the user, with the run's noun for rounds, such as "version".
 
     Args:
         summary: the content of ``summary.json``.

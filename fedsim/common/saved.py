@@ -66,5 +66,5 @@ def register_saved(cls: type, omit: tuple[str, ...] = ()) -> None:
 
 
 def saved_classes() -> dict[str, type]:
-    """Return the registered classes by their names in checkpoints."""
+    """Return the classes whose objects checkpoints may save, by their names in checkpoints."""
     return {form.name: cls for cls, form in SAVED_FORMS.items()}

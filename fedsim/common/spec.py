@@ -37,7 +37,7 @@ def _refuse_values_by_device(value: object) -> object:
 
     Raises:
         PydanticCustomError: the value is a table or a list. Only keys that allow a different value
-            for each device take these.
+            for each device take tables and lists.
     """
     if not isinstance(value, dict | list):
         return value

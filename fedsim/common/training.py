@@ -82,7 +82,7 @@ def complement(places: Places, size: int) -> Places:
         places: the ranges to leave out, ascending.
         size: count of parameters in the model.
     """
-    # the gaps before, between and after the ranges; ``places_of`` leaves out empty ones
+    # the gaps before, between and after the ranges; ``places_of`` leaves out empty gaps
     begins = [0, *(end for _, end in places)]
     ends = [*(begin for begin, _ in places), size]
     return places_of(zip(begins, ends, strict=True))

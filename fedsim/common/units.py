@@ -164,14 +164,14 @@ class Quantity:
         Returns:
             The hint, as ``" (did you mean 'Mbit/s'?)"``; empty if no unit is near.
         """
-        full_name = _BPS.sub(_spell_bps, unit)  # "Mbit/s" instead of "Mbps"
+        full_name = _BPS.sub(_spell_bps, unit)  # such as "Mbit/s" instead of "Mbps"
         lower = full_name.lower()
         has_bytes = "B" in full_name  # False for a unit of bits
         same_letters = [option for option in self.units if option.lower() == lower]
         same_case = [option for option in same_letters if ("B" in option) == has_bytes]
         prefixes = [option for option in self.units if lower.startswith(option)]
         prefixes.sort(key=len, reverse=True)
-        candidates = same_case or same_letters or prefixes  # the most similar units first
+        candidates = same_case or same_letters or prefixes  # the units most similar to ``unit``
         if not candidates:
             return nearest(unit, self.units)
         return f" (did you mean {candidates[0]!r}?)"
@@ -323,7 +323,7 @@ def unit_factor(unit: str, kind: object) -> float:
 
 
 _ROUNDS_UP = 0.9995  # share of a unit from which rounding to three digits gives the whole unit
-# numbers between these are shown without decimals and exponents
+# numbers from the first bound to below the second are shown without decimals and exponents
 _LEAST_WHOLE = 999.5
 _MOST_WHOLE = 1e9
 _LEAST_MINUTE_S = 59.95  # from here on, three digits show 60 s, a whole minute

@@ -1,7 +1,7 @@
 """Checks of the records that users' code adds to a run, by ``emit`` of server, world or clock.
 
 A wrong record ends the call with an error that names the field. So no record of a user can damage
-the run folder, and none fails as late as when it is written.
+the run folder, and no record fails only when it is written.
 """
 
 import json
@@ -164,7 +164,7 @@ def is_simple(value: object, *, finite: bool) -> bool:
         entries = cast(list[object], value)
         if len(entries) > _MOST_ENTRIES:
             return False
-        # False for a list within a list
+        # a list within a list is left to the encoding
         return False not in [
             type(entry) is not list and is_simple(entry, finite=finite) for entry in entries
         ]

@@ -65,7 +65,8 @@ class LoRA(Spec):
     Attributes:
         rank: rank of every adapter.
         alpha: numerator of alpha / rank, the factor of the product B A x.
-        where: names of the layers that get an adapter; by default every ``torch.nn.Linear``.
+        where: names of the layers that get an adapter, or patterns such as ``blocks.*``; by default
+            every ``torch.nn.Linear``.
     """
 
     rank: int = Field(ge=1, le=100_000)
@@ -204,10 +205,10 @@ def convolution(
 
     Args:
         outputs: count of output channels.
-        kernel: side of the kernel.
-        stride: distance between windows.
-        same: whether the input is padded so that the output has the input's sides, divided by the
-            stride; else there is no padding.
+        kernel: side of the kernel (pixels).
+        stride: distance of neighbouring windows (pixels).
+        same: whether the input is padded; with an odd kernel the output then has the input's sides,
+            divided by the stride and rounded up. Else there is no padding.
     """
     padding = kernel // 2 if same else 0
     return Conv2d(0, outputs, kernel, stride, padding), ReLU()
@@ -234,13 +235,14 @@ class Architecture:
         Args:
             shape: shape of a sample.
             layers: the layers; their counts of inputs are ignored.
-            width: share of the channels or units of all layers but the last, rounded up.
+            width: factor of the outputs (channels or units) of all layers but the last; the product
+                is rounded up.
 
         Raises:
             ScenarioError: the samples do not fit the layers.
         """
         sized_layers: list[Layer] = []
-        input_shape = shape  # of the layer; its first number counts channels or features
+        input_shape = shape  # shape of the layer's input: channels or features, then sides
         for layer in layers:
             if isinstance(layer, Linear | Conv2d):
                 is_last = len(sized_layers) == len(layers) - 1
@@ -260,7 +262,7 @@ class Architecture:
 
     @property
     def tensors(self) -> list[tuple[str, Shape]]:
-        """Names (``0.weight``) and shapes of all parameters, in the order of a model's weights."""
+        """Names, such as ``0.weight``, and shapes of all parameters, in the model's order."""
         tensors: list[tuple[str, Shape]] = []
         for position, layer in self.trained():
             tensors.append((f"{position}.weight", layer.kernel_shape))
@@ -282,7 +284,7 @@ class Architecture:
     def flops(self) -> int:
         """FLOPs of a training step on one sample, forward and backward pass together."""
         shapes = self.shapes
-        multiply_adds = 0  # of a forward pass
+        multiply_adds = 0  # count for the forward pass of one sample
         for position, layer in self.trained():
             output_pixels = math.prod(shapes[position + 1][1:])  # 1 for a dense layer
             multiply_adds += math.prod(layer.kernel_shape) * output_pixels

@@ -1,9 +1,9 @@
 """Computation of models on a simulation's executor, in one of two orders.
 
 The parents of a model are the models from which it is computed. If memory suffices, models are
-computed in waves: a wave has models whose parents are computed, and these models are computed at
-once. Otherwise module ``streaming`` computes the models one by one, and frees each model after its
-last use.
+computed in waves: a wave is a list of models whose parents are computed already, and its models are
+computed together. Otherwise module ``streaming`` computes the models one by one, and frees each
+model after its last use.
 """
 
 import math
@@ -58,7 +58,7 @@ class _DelayedRecord(NamedTuple):
     """Record about the computation of a model, which is written once all models are computed.
 
     Attributes:
-        serial: count of models that were named before this one.
+        serial: serial of the model, the count of models (``Ref``) that were created before it.
         kind: kind of the record, such as ``non-finite``.
         fields: values of the record by name.
     """
@@ -104,8 +104,8 @@ class ModelComputing:
         memory_bytes: float | None = None,
     ) -> None:
         self._simulation = simulation
-        self._work = work  # makes the jobs of trainings and choices, and has their methods
-        self._models = models  # on the torch device
+        self._work = work  # makes the jobs of trainings and choices, and carries them out
+        self._models = models  # store of models on the torch device
         self._data = data
         self._streams = streams
         self._initial = initial  # index of an initial model -> its weights
@@ -116,7 +116,7 @@ class ModelComputing:
         self.scratch = Scratch(self.memory_bytes)
         if models.stays:
             self.scratch = ResidentScratch(self.memory_bytes, models)
-        # records of a computation one by one, which are written at its end; None at other times
+        # records that are written once all models are computed one by one; None at other times
         self._records: list[_DelayedRecord] | None = None
 
     async def compute(self, targets: Iterable[Ref], *, stay: bool = True) -> None:
@@ -125,7 +125,7 @@ class ModelComputing:
         Args:
             targets: the models; computed models are skipped.
             stay: whether the weights of all targets are in memory at the end, for a caller that
-                reads them at once; False lets ``scratch`` store some of them on disk. Without
+                reads all of them next; False lets ``scratch`` store some of them on disk. Without
                 effect if the memory for models suffices for all models of the computation.
         """
         models = list(targets)
@@ -172,14 +172,14 @@ class ModelComputing:
         """Begin to compute models, without waiting for the workers' results.
 
         Args:
-            refs: the models. The models that they need are computed. A weighted sum (``Mixed``) is
-                not allowed.
+            refs: the models; no weighted sum (``Mixed``) is allowed among them. The models from
+                which they are computed must be computed already.
 
         Returns:
             For each model a ``ResultOf`` (future) if a worker computes it, else its weights, as an
             array (``Weights``) or on a torch device (``ComputedWeights``).
         """
-        results: dict[int, ResultOf | Weights | ComputedWeights] = {}  # by position in ``refs``
+        results: dict[int, ResultOf | Weights | ComputedWeights] = {}  # index in ``refs`` -> result
         trained: list[int] = []  # positions of the models that are results of trainings
         for position, ref in enumerate(refs):
             if isinstance(ref.recipe, Trained):
@@ -215,8 +215,8 @@ class ModelComputing:
                 them.
 
         Returns:
-            A ``TrainedModel`` for a training, the objectives of the candidates for a choice among
-            models, or the values of a function.
+            A ``TrainedModel`` for a training, the objective (loss plus L2 penalty) of each
+            candidate for a choice among models, or the values of a function.
         """
         results = await self._wait_for(work.future)
         return results[work.position]
@@ -266,9 +266,9 @@ class ModelComputing:
     async def _compute_waves(self, waves: Waves) -> None:
         """Compute waves of models in order; the recipes in a wave are all of the same type."""
         for wave in waves:
-            first = wave[0]  # the only model, if it is an initial model or a mix
+            first = wave[0]  # the wave's only model, if it is an initial model or a mix
             recipe = first.recipe
-            recipes = [ref.recipe for ref in wave]  # which the models drop once they are computed
+            recipes = [ref.recipe for ref in wave]  # a computed model drops its recipe
             if isinstance(recipe, Trained):
                 await self._train(wave)
             elif isinstance(recipe, Best):
@@ -293,7 +293,7 @@ class ModelComputing:
             recipes: the recipe of each model, which the model itself has dropped.
         """
         for ref, computed in zip(wave, recipes, strict=True):
-            if isinstance(computed, Best):  # shares the memory of the chosen model
+            if isinstance(computed, Best):  # a choice shares the memory of the chosen model
                 continue
             models = computed.models if isinstance(computed, Applied) else ()
             self.scratch.hold(ref, derived_of(computed, models))
@@ -320,7 +320,7 @@ class ModelComputing:
             ref.settle(value)
 
     def _prepare_call(self, ref: Ref) -> FunctionCall | Weights | ResidentWeights:
-        """Return the function call by which a worker computes a model, or the weights at once.
+        """Return the function call by which a worker computes a model, or the model's weights.
 
         There are two cases without a call. The first is that the function cannot be applied: no
         model that it needs has finite weights, or one of them is not finite and the recipe does not
@@ -333,7 +333,7 @@ class ModelComputing:
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
         models = list(recipe.models)
-        if recipe.size is None:  # a function with a size gets all models, as ``taken`` needs them
+        if recipe.size is None:  # functions with a size, such as ``taken``, get all models
             models = self._filter_finite(ref, models)
         is_incomplete = len(models) < len(recipe.models)
         if not models or (is_incomplete and not recipe.leave_out):
@@ -375,8 +375,8 @@ class ModelComputing:
             work: returns a list with one result for each item of its argument, a list.
             items: the items.
             order: indices of the items in the order of submission; None for ascending order.
-            at_once: count of items that ``work`` does at once; the size of a chunk is a multiple of
-                it.
+            at_once: count of items that ``work`` processes together; the size of a chunk is a
+                multiple of it.
 
         Returns:
             The result for each item, in the order of ``items``.
@@ -403,15 +403,15 @@ class ModelComputing:
         Args:
             function: carries out a request on a worker.
             requests: the arguments of each request.
-            models: count of models in each request, by which the memory for models limits the
-                requests in progress; 0 for no limit.
+            models: count of models in each request. The requests in progress are limited so that
+                their models fit into the memory for models; 0 for no limit.
 
         Returns:
             The results, in the order of ``requests``.
         """
         results = []
         pending: deque[Future[Any]] = deque()
-        always_allowed = WAITING * self.workers  # so many keep all workers busy
+        always_allowed = WAITING * self.workers  # count of requests that keeps all workers busy
         for request in requests:
             pending.append(self._simulation.submit(function, *request))
             del request  # so that its models can be freed before the next request is made
@@ -491,7 +491,7 @@ class ModelComputing:
         return [model for model in models if model.finite]
 
     def substitute(self, otherwise: Ref | None) -> Weights | ResidentWeights:
-        """Return the weights that a model gets if its recipe has no valid result.
+        """Return the weights that a model gets if its computation (recipe) has no valid result.
 
         An example is a mix (weighted sum) of models of which none has finite weights.
 

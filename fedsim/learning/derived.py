@@ -11,7 +11,7 @@ from fedsim.learning.refs import Applied, Recipe, Ref
 from fedsim.learning.scratch import Weights
 
 MOST_SHARE = 0.5
-"""Greatest size of the inserted values, as a share of the model, with which a model is derived."""
+"""Only the changed slices of a model are stored if they have at most this share of its values."""
 
 _SPLICED = path_of(spliced)
 
@@ -39,7 +39,7 @@ class Derived(StoredTensor):
 
     @classmethod
     def of(cls, recipe: Applied) -> "Derived":
-        """Build the weights that a recipe describes: a model with some slices replaced.
+        """Build the weights that a recipe describes: a model in which some slices are replaced.
 
         Args:
             recipe: a call of the function ``spliced``, whose arguments are the whole model, the
@@ -51,7 +51,10 @@ class Derived(StoredTensor):
 
     @property
     def recipe(self) -> Applied:
-        """Call of ``spliced`` that computes these weights; checkpoints store it in their place."""
+        """Description of the call of ``spliced``, which replaces slices, that computes the weights.
+
+        A checkpoint stores it in place of the weights.
+        """
         return Applied(
             _SPLICED,
             (self._model, self._values),
@@ -70,7 +73,7 @@ class Derived(StoredTensor):
 
 
 def is_spliced(recipe: Recipe | None) -> bool:
-    """Return whether a recipe replaces slices of a model, by the function ``spliced``."""
+    """Return whether a recipe (description of a computation) replaces slices of a model."""
     return isinstance(recipe, Applied) and recipe.function == _SPLICED
 
 

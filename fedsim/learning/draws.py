@@ -86,7 +86,7 @@ class KeyedDraws(TorchDispatchMode):
             generator = args[position] if position < len(args) else kwargs.get("generator")
             if generator is not None:  # a generator that the module has passed
                 return func(*args, **kwargs)
-            args = args[:position]  # without a None by position, as the generator is passed by name
+            args = args[:position]  # drops a None for the generator, which is passed by name
         else:
             variant = _with_generator(func)
         if variant is None:
@@ -206,6 +206,8 @@ def find_draws(
 @contextmanager
 def generators_kept(seed: int | None = None) -> Iterator[None]:
     """Return a context that restores the process's global random generators at its end.
+
+    These are the generators of Python, numpy, and torch on the CPU.
 
     Args:
         seed: seed of the generators within the context; None to leave their states.

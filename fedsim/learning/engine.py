@@ -48,8 +48,8 @@ from fedsim.learning.testsets import TestSets, evaluate_block, evaluate_each, ev
 
 _ADAPTERS = "strategy/adapters"  # random stream of LoRA's initial matrices
 _INIT = "strategy/init"  # random stream of initial models, equal for all strategies with one seed
-_TESTED_AT_ONCE = 64  # models in one request to a worker if each model is tested on one device
-_MOST_PARAMETERS = 1_000_000_000  # parameters of a model (4 GB), as a run holds several models
+_TESTED_AT_ONCE = 64  # count of models in one request, if each model is tested on one device
+_MOST_PARAMETERS = 1_000_000_000  # limit for one model (4 GB), as a run holds several models
 
 
 class Learning(Learner):
@@ -97,7 +97,7 @@ class Learning(Learner):
         self._shape = shape
         self._classes = classes
         self._root = root
-        self._architecture: Architecture | None = None  # of fedsim's own layers; None for a module
+        self._architecture: Architecture | None = None  # None if a torch module gives the layers
         if isinstance(model, Layered):
             self._architecture = model.architecture(shape, classes)
         self._refuse_huge_model()
@@ -176,7 +176,7 @@ class Learning(Learner):
         if len(largest.train) < 2:
             return
         shard = replace(largest, train=largest.train[:SAMPLES])
-        # both are of one seed, so that only an unseeded draw makes them differ
+        # both modules are built with one seed, so that only an unseeded draw makes them differ
         first = self._module_weights(0)
         second = self._module_weights(0)
         if first.tobytes() != second.tobytes():
@@ -189,7 +189,7 @@ class Learning(Learner):
         probe(self._solver, self._objective, *data.train_samples(shard))
 
     def _try_stack(self, solver: Cohort, data: FederatedData) -> None:
-        """Test for which batches the solver can train the models of several devices at once.
+        """Test for which batches the solver can train the models of several devices together.
 
         The solver stacks the models, and pads batches to a few widths. For each width, the first
         batch of one device is tried. For widths that fail, the reason is appended to ``notes``.
@@ -202,7 +202,8 @@ class Learning(Learner):
         batching = self._training.batching
         for shard in sorted(data.shards, key=lambda shard: -len(shard.train)):
             samples = len(shard.train)
-            # of ``draw_batches``: with ``last_batch = "merge"`` the last batch is the largest
+            # width of the widest batch of ``draw_batches``, which with ``last_batch = "merge"`` is
+            # the last one
             width = max(batch_width(samples, batching.size), batching.last_size(samples))
             if not samples or width in tried_widths:
                 continue
@@ -232,7 +233,11 @@ class Learning(Learner):
         return bool(self._solver.single_sample_obstacle)
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Raise ``ScenarioError`` if a batch has one sample, and the module cannot train on one."""
+        """Raise ``ScenarioError`` if a batch has one sample, and the module cannot train on one.
+
+        Args:
+            sizes: device -> count of training samples.
+        """
         reason = self._solver.single_sample_obstacle
         if not reason:
             return
@@ -276,7 +281,9 @@ class Learning(Learner):
         version: int,
         constants: Mapping[str, object],
     ) -> Ref:
-        """Compute values from a device's training samples at once, and return their ref.
+        """Compute values from a device's training samples in this call, and return their reference.
+
+        ``Learner.of_data`` describes the arguments.
 
         Raises:
             SimulationError: the function raises an error, or returns no numbers.
@@ -347,7 +354,11 @@ class Learning(Learner):
         return tensors
 
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
-        """Compute models, by name, and test each on the samples of its devices (None for all)."""
+        """Compute models if needed, and test each on the test samples of its devices.
+
+        Args:
+            models: name -> model, and its devices (None for all).
+        """
         refs = [ref for ref, _ in models.values()]
         await self._computing.compute(refs, stay=self._computing.has_room(len(refs)))
         # models that are tested on one device each go into common requests to the workers
@@ -396,7 +407,7 @@ class Learning(Learner):
         """Test models, whose weights are computed, each on the test samples of a single device.
 
         Args:
-            models: model, and index of the device.
+            models: each model, and the index of the device on whose samples it is tested.
 
         Returns:
             One evaluation, with an entry for each model in order.
@@ -418,7 +429,7 @@ class Learning(Learner):
                 yield self._solver, self._objective, *stores, tested, chunk_shards
 
         results = await self._computing.submit_all(evaluate_each, requests(), models=chunk_size)
-        owner = np.repeat(order, sizes[order])  # of each result: the position of its model
+        owner = np.repeat(order, sizes[order])  # for each result, the position of its model
         return evaluation_of(self._objective, devices, owner, results)
 
     def train(
@@ -432,6 +443,8 @@ class Learning(Learner):
         before: Ref | None = None,
     ) -> Ref:
         """Return a reference to the model that a training will yield.
+
+        ``Learner.train`` describes the arguments.
 
         Raises:
             ScenarioError: the training adds a term to the loss, and the scenario's trainer does not

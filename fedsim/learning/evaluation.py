@@ -42,8 +42,8 @@ class Evaluation:
             accuracy.
         count: count of answers (one per test sample, or one per token), int64 [entries].
         loss_sum: summed cross-entropy (or another loss), float64 [entries].
-        facts: name of a metric -> for each entry the m values of each of its n test samples from
-            which the metric is computed, [n, m].
+        facts: name of a metric -> one array [n, m] for each entry. It has, for each of the entry's
+            n test samples, the m values from which the metric is computed.
     """
 
     devices: list[int]
@@ -54,13 +54,14 @@ class Evaluation:
 
     @classmethod
     def concatenate(cls, evaluations: Sequence["Evaluation"]) -> "Evaluation":
-        """Concatenate the evaluations of several models.
+        """Concatenate the evaluations of several models to one with the entries of all.
 
         Args:
             evaluations: the evaluations.
 
         Returns:
-            One evaluation with all entries in order. ``correct`` is None if it is None in any.
+            The evaluation, with entries (tests of a model on a device's samples) in order. Its
+            ``correct`` is None if it is None in one of ``evaluations``.
         """
         devices: list[int] = []
         facts: dict[str, list[SampleNumbers]] = {}

@@ -31,7 +31,7 @@ DataFunction = Function
 """Function of a device's training samples [n, ...], their labels [n], and constants."""
 F = TypeVar("F", bound=Function)
 
-_BLOCK = 1 << 15  # values in one block of a sum, which fit into a core's own cache
+_BLOCK = 1 << 15  # count of values in one block of a sum, which fits into a core's own cache
 
 # import path -> function that ``pure`` has marked
 _PURE_FUNCTIONS: dict[str, Function] = {}
@@ -41,7 +41,8 @@ def pure(function: F) -> F:
     """Mark a function of models as pure, so that ``ServerModels.apply`` can call it on a worker.
 
     Args:
-        function: a function at the top of a module, without side effects.
+        function: a function at the top of a module, without side effects. Its first argument is a
+            list of models, float32 [d] each; constants follow by name.
 
     Returns:
         The function itself.
@@ -85,7 +86,7 @@ def path_of(function: Function) -> str:
 def function_at(path: str) -> Function:
     """Return the function of models at an import path, which must be marked with ``pure``.
 
-    A module of fedsim is imported if needed. A function of a user's strategy is known already, as
+    A module of fedsim is imported if needed. A function of a user's strategy is marked already, as
     the strategy's module has been imported.
 
     Args:
@@ -192,12 +193,12 @@ def _call(
 def call_error(
     function: Function, arguments: Mapping[str, object], error: Exception
 ) -> SimulationError:
-    """Return the error for a function of models or data that has failed.
+    """Return the error that reports a failed call of a function that computes from models or data.
 
     Args:
-        function: the function.
+        function: the function that was called.
         arguments: its keyword arguments.
-        error: the error that it raised, or that the conversion of its result raised.
+        error: the error that the function raised, or that the conversion of its result raised.
     """
     constants = "".join(f", {name}={show_value(value)}" for name, value in arguments.items())
     return SimulationError(
@@ -207,7 +208,7 @@ def call_error(
 
 @pure
 def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """Extract the values in some slices of a model, or of another model if they are not finite.
+    """Extract some slices of a model, or of a substitute if the model's slices are not finite.
 
     Args:
         models: the model, and models to use instead, in order of preference; float32 [d] each.
@@ -313,7 +314,7 @@ class RunningSum:
 def mean_state(
     parts: Sequence[tuple[Mapping[str, AnyArray] | None, float]],
 ) -> dict[str, AnyArray]:
-    """Compute the weighted mean of trainers' states, such as momentum, of several devices.
+    """Compute the weighted mean of the states (such as momentum) of several devices' trainers.
 
     Empty states, and states that are not finite, are left out.
 

@@ -27,7 +27,7 @@ from fedsim.common.arrays import AnyArray
 # Count of values above which a tensor is compared by its identity and version. Torch raises the
 # version at each change in place.
 _SMALL = 1 << 12
-_END_ENTRIES = 50  # entries compared at each end of a long container, unless all entries are plain
+_END_ENTRIES = 50  # count of entries compared at each end of a long container, unless all are plain
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _MOST_PLAIN = 1 << 20  # greatest length of a container whose plain entries are all compared
 _MOST_DEPTH = 8  # greatest depth of nested objects that is compared
@@ -50,7 +50,7 @@ _COUNT = "num_batches_tracked"
 
 # comparable values of objects whose content is not read
 _OF_MODEL = "of the model"
-_NOT_COMPARED = "seen"  # of an object that was converted before, or that is too deep
+_NOT_COMPARED = "seen"  # value of an object that was converted before, or that is too deep
 _REFERENCE = "reference"
 
 Token = object
@@ -172,9 +172,9 @@ class _SharedMemory:
         self.values: dict[str, object] = {}
         self.caches: dict[str, functools._lru_cache_wrapper[Any]] = {}
         self._visited: set[int] = set()  # hashes of visited values (``_visit``)
-        self._functions: list[types.FunctionType] = []  # to be followed
+        self._functions: list[types.FunctionType] = []  # functions still to be followed
         classes = chain.from_iterable(_user_classes(type(part)) for part in parts)
-        self._classes = list(dict.fromkeys(classes))  # to be followed, each once
+        self._classes = list(dict.fromkeys(classes))  # classes still to be followed, each once
         while self._classes or self._functions:
             if self._classes:
                 self._follow_class(self._classes.pop())
@@ -244,7 +244,7 @@ class _SharedMemory:
             module: the Python module.
             names: names of the attributes, if it has them.
         """
-        is_first_visit = self._visit(module, *names)  # for these names
+        is_first_visit = self._visit(module, *names)  # the first with these names
         if not is_first_visit:
             return
         is_installed = _is_installed(module.__name__)
@@ -327,7 +327,7 @@ def _followed_classes(cls: type) -> list[type]:
 def is_of_user(module: str) -> bool:
     """Return whether a Python module, given by name, is a user's own.
 
-    It is not if it belongs to Python, fedsim or an installed package.
+    Modules of Python, of fedsim and of installed packages are not.
     """
     return not _is_installed(module)
 
@@ -416,7 +416,7 @@ class _Reader:
             return self._entries([value.__func__, value.__self__], depth)
         if isinstance(value, types.FunctionType):
             return self._of_function(value, depth)
-        # iterators: how far they have come
+        # iterators: their positions
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame  # None after the generator's end
             return None if frame is None else (frame.f_lasti, self._items(frame.f_locals, depth))

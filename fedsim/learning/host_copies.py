@@ -99,7 +99,7 @@ def total(first: FlatModel, second: FlatModel) -> FlatModel:
 
 @contextmanager
 def counted_copies() -> Iterator[CopyCounts]:
-    """Return a context that counts the copies between host and torch device of all threads.
+    """Return a context that counts the copies between host and torch device, in all threads.
 
     Yields:
         The counts so far.

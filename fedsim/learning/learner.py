@@ -36,12 +36,12 @@ class Learner:
         learns: whether models have weights.
         parameters: count of trained parameters, d.
         bytes: the model's size in float32 (bytes).
-        base_bytes: size of the frozen tensors (bytes).
+        base_bytes: size of the frozen tensors, which are not trained (bytes).
         state_bytes: size of the trainer's state that is sent with each model (bytes).
         flops_per_sample: FLOPs of a training step on one sample.
-        batch_sizes: batch size of each device, int64 [devices]; 0 for ``training.batch_size``, and
-            None if all devices have that.
-        notes: text lines for the user, on how models are trained; empty if there is nothing to say.
+        batch_sizes: batch size of each device, int64 [devices]; 0 for ``training.batch_size``. None
+            if ``training.batch_size`` holds for all devices.
+        notes: texts for the user about models that the solver cannot train together; usually empty.
     """
 
     learns: ClassVar[bool] = False
@@ -77,17 +77,19 @@ class Learner:
         version: int = 0,
         before: Ref | None = None,
     ) -> Ref:
-        """Return a reference to the result of a local training, which is named ``update-N``.
+        """Return a reference, named ``update-N``, to the result of a local training.
+
+        The training is carried out later, when its result is needed.
 
         Args:
-            training: start, terms of the loss, and count of epochs or steps; with 0 epochs the
-                result is the start.
+            training: the start model, additional terms of the loss, and count of epochs or steps;
+                with 0 epochs the result is the start model.
             device: index of the device that trains.
             key: integer that selects, with ``device``, the random stream of shuffles and dropout.
             round: index of the round, by which ``[training] lr`` decays.
             version: version of the device's data.
-            before: the device's previous training, whose trainer's state this training continues;
-                None to begin with no state.
+            before: the device's previous training; this training begins with the state of its
+                trainer, such as momentum. None to begin with no state.
         """
         ref = self._name("update", Trained(training, device, version, key, round, before), device)
         ref.loss = Loss()
@@ -275,8 +277,8 @@ class Learner:
     def free_derived(self) -> None:
         """Free the memory of models that equal another stored model except in some slices.
 
-        They are computed from that model at each use. The method is called before a checkpoint is
-        written, which then stores only the slices.
+        From then on the freed models are computed from the other model at each use. The method is
+        called before a checkpoint is written, which then stores only the slices.
         """
 
     # methods that compute weights, or depend on data
@@ -295,7 +297,7 @@ class Learner:
         return False
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Check that the model can be trained on all batches of devices, before these train.
+        """Check, before a run, that the model can be trained on all batches of the devices.
 
         Args:
             sizes: device -> count of training samples.
@@ -305,7 +307,7 @@ class Learner:
         """
 
     def frozen(self) -> NDArray[np.float32]:
-        """Return the values of the model's frozen tensors, concatenated; float32 [any length].
+        """Return the values of the model's untrained (frozen) tensors as one float32 array.
 
         The result is empty if the model has no such tensors, or if learning is off.
         """

@@ -83,7 +83,7 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
 
     Args:
         solver: the solver of the model.
-        solve: the device's start, samples and batches.
+        solve: the device's start model, samples and batches.
         descent: the rule of an SGD step.
 
     Returns:
@@ -133,8 +133,8 @@ class LocalWork:
     ) -> None:
         self._solver = solver
         self._training = training
-        self._samples = samples  # of all devices, on the solver's torch device
-        self._models = models  # on the solver's torch device, to be trained or tested
+        self._samples = samples  # samples of all devices, on the solver's torch device
+        self._models = models  # models to be trained or tested, on the solver's torch device
         self._streams = streams
 
     def job(self, ref: Ref, data: FederatedData) -> TrainingJob:
@@ -160,9 +160,9 @@ class LocalWork:
         return TrainingJob(recipe, shard, samples, lr, batching)
 
     def order(self, jobs: Sequence[TrainingJob]) -> list[int]:
-        """Return the order in which to start trainings, those with the most SGD steps first.
+        """Return the order in which to start trainings: the trainings with most SGD steps first.
 
-        A long training then does not begin last, while other workers are idle.
+        A long training thus does not begin last, while other workers are idle.
 
         Returns:
             Indices of the jobs.
@@ -244,7 +244,7 @@ class LocalWork:
         contrast = training.contrast
         if contrast is not None:
             contrast = replace(contrast, previous=self._models.of(contrast.previous))
-        state = None  # of the trainer, after the device's previous training
+        state = None  # the trainer's state after the device's previous training
         before = recipe.before
         if before is not None and before.finite:
             state = before.state

@@ -1,4 +1,4 @@
-"""``[model]``: fedsim's own layers, any ``nn.Module`` by import path, or a size alone.
+"""``[model]``: fedsim's own layers, any ``nn.Module`` by import path, or only a size.
 
 More models are in ``fedsim.toolbox.models``.
 """
@@ -143,7 +143,7 @@ class Model(Spec):
             classes: count of classes.
 
         Raises:
-            ScenarioError: the model has no layers that could be trained alone.
+            ScenarioError: the model has no layers that could be trained without other layers.
         """
         raise ScenarioError(
             f"population.short_of_memory is 'fewer-layers', and model.kind is {self.kind!r}, "
@@ -157,10 +157,11 @@ class PartedModel(Model):
     Attributes:
         lora: low-rank adapters beside the model's dense layers; None: there are none.
         train: patterns of the trained tensors; None: all, or with ``lora`` the adapters. All other
-            tensors are frozen, and each device downloads them once, with a first model.
+            tensors are frozen, and each device downloads them once, with its first model.
         keep: patterns of trained tensors that stay on each device; ``CLASS:NAME`` matches the
             layer's class too, such as ``*Norm*:*`` for all tensors of norms.
-        send: patterns of the tensors that are sent, instead of ``keep``: all others stay.
+        send: patterns of the tensors that are sent, given instead of ``keep``; all other tensors
+            stay on each device.
     """
 
     lora: LoRA | None = None
@@ -197,7 +198,7 @@ class PartedModel(Model):
             )
         update: dict[str, Any] = {"lora": self.lora.model_copy(update={"rank": int(size)})}
         if by == "adapters":
-            update["train"] = None  # the adapters alone are trained
+            update["train"] = None  # only the adapters are trained
         return self.model_copy(update=update)
 
     def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:
@@ -232,9 +233,9 @@ class TorchModel(PartedModel):
     """Base of the models that torch can train; each builds an ``nn.Module``.
 
     Attributes:
-        file: a ``.safetensors`` file with first values of tensors by name, as in ``models`` of a
-            run folder. A relative path starts from ``data.root``, the working directory or
-            ``$FEDSIM_DATA``.
+        file: a ``.safetensors`` file with initial values of tensors by name, such as a file in
+            ``models`` of a run folder. A relative path starts from ``data.root``, the working
+            directory or ``$FEDSIM_DATA``.
     """
 
     file: str | None = None
@@ -304,7 +305,8 @@ class Layered(TorchModel):
     """Base of the models that are described by fedsim's own layers, and end in a dense layer.
 
     Attributes:
-        width: share of the channels and units of all layers but the last, rounded up.
+        width: factor of the channels and units of all layers but the last; the product is rounded
+            up.
     """
 
     is_tried: ClassVar[bool] = False
@@ -416,7 +418,7 @@ def pooled(channels: int, kernel: int, *, same: bool = True) -> tuple[Layer, ...
 
     Args:
         channels: count of output channels.
-        kernel: side of the kernel.
+        kernel: side of the kernel (pixels).
         same: whether the convolution keeps the sides of the image.
     """
     return (*convolution(channels, kernel, same=same), MaxPool2d(2))
@@ -430,7 +432,7 @@ def two_convolutions(
     Args:
         first: channels of the first convolution.
         second: channels of the second convolution.
-        kernel: side of the kernels.
+        kernel: side of the kernels (pixels).
         *widths: units of the dense layers.
         same: whether convolutions keep the sides of the image.
     """

@@ -11,7 +11,7 @@ from fedsim.common.files import find_file, reading, require_regular
 from fedsim.common.notes import note
 from fedsim.learning.modules import is_number, real_shape
 
-_MOST_SHOWN = 3  # names of tensors in a note
+_MOST_SHOWN = 3  # greatest count of tensors that a note names
 
 
 def fill_module(module: nn.Module, path: str, root: Path | None) -> None:
@@ -27,7 +27,8 @@ def fill_module(module: nn.Module, path: str, root: Path | None) -> None:
             directory or ``$FEDSIM_DATA``.
 
     Raises:
-        DataError: the file or a tensor does not exist, or values are not finite.
+        DataError: the file does not exist or has no tensors, the module lacks a tensor of the file,
+            or an array does not fit its tensor or is not finite.
     """
     from safetensors.torch import load_file
 

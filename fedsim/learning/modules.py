@@ -92,7 +92,7 @@ def settings_kept(where: str) -> Iterator[None]:
 
 
 def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Build a module with the process's global random generators seeded, and then restore these.
+    """Build a module from seeded global random generators, whose states are restored afterwards.
 
     Args:
         make: function that returns the module.
@@ -173,7 +173,8 @@ def copy_module(module: nn.Module) -> nn.Module:
     """Return a deep copy of a module.
 
     Raises:
-        ScenarioError: the module cannot be copied; the error names the attribute that prevents it.
+        ScenarioError: the module cannot be copied; the error names the attribute that prevents it,
+            if one does.
     """
     try:
         return copy.deepcopy(module)
@@ -218,13 +219,14 @@ def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the trained and sent tensors of a module, whose values in order are its flat model.
 
     For each submodule these are its trained parameters, then its persistent float buffers (such as
-    running statistics) that are not fixed. A tensor that several submodules share is listed once.
+    running statistics) that ``model.train`` does not exclude. A tensor that several submodules
+    share is listed once.
 
     Returns:
         Torch's name -> tensor.
     """
     tensors: dict[str, Tensor] = {}
-    listed: set[int] = set()  # by id
+    listed: set[int] = set()  # ``id()`` of each listed tensor
     for name, part in module.named_modules():
         for key, tensor in _trained_of_part(part):
             if id(tensor) not in listed:
@@ -420,8 +422,12 @@ def adapt_and_freeze(
 
     Returns:
         The module.
+
+    Raises:
+        ScenarioError: a pattern matches nothing, no layer can have an adapter, or no tensor is left
+            to be trained.
     """
-    adapters = "*.lora_?"  # pattern of the names of their tensors
+    adapters = "*.lora_?"  # pattern of the names of the adapters' tensors
     if lora is not None and isinstance(module, Adaptable):
         adapters = module.adapters
         make_seeded(lambda: module.adapt(lora), seed)
@@ -445,7 +451,7 @@ class Adaptable(nn.Module):
     def adapt(self, lora: LoRA) -> "nn.Module":
         """Add adapters to the module in place, and return it.
 
-        Their values are drawn from torch's global generator.
+        The adapters' values are drawn from torch's global generator.
 
         Args:
             lora: settings of the adapters.

@@ -72,7 +72,7 @@ def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
         more_is_better: whether a greater value is better.
 
     Returns:
-        A metric whose value of a round is the mean of the values that its updates report.
+        A metric whose value for a round is the mean of the values reported with its updates.
     """
     return EvaluationMetric(
         name,
@@ -112,7 +112,7 @@ def user_metric(path: str) -> EvaluationMetric:
     more_is_better = getattr(_import_function(path, "objective.metrics"), "more_is_better", False)
     return EvaluationMetric(
         path.rpartition(":")[2],
-        kinds=(),  # ``Objective`` allows it by its path
+        kinds=(),  # ``Objective`` allows a user's metric by its path
         keep=keep,
         value=mean_of_values,
         more_is_better=more_is_better,
@@ -167,9 +167,9 @@ class Objective(Spec):
     needs: ClassVar[str]
     """The samples or targets that the objective needs, for messages."""
     has_accuracy: ClassVar[bool] = True
-    """Whether an answer is right or wrong."""
+    """Whether each answer is right or wrong, so that a test has an accuracy."""
     of_entropy: ClassVar[bool] = True
-    """Whether the usual loss is softmax cross-entropy."""
+    """Whether the built-in loss is softmax cross-entropy."""
 
     @field_validator("loss")
     @classmethod
@@ -219,7 +219,7 @@ class Objective(Spec):
 
         Returns:
             The shape of a sample as the model receives it, and the count of values that the model
-            outputs for each answer, such as a class or a token.
+            outputs for each answer (the prediction of a class, a token or numbers).
 
         Raises:
             ScenarioError: the samples do not fit the objective.
@@ -227,7 +227,7 @@ class Objective(Spec):
         return shape, outputs
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        """Return all samples, the pool, with targets as this objective needs them.
+        """Return the pool, which has all samples, with the targets that this objective needs.
 
         Args:
             pool: all samples, with the targets of the data source.

@@ -38,13 +38,13 @@ class Trained:
     """Recipe (description of a computation) of an update: local training on a device's data.
 
     Attributes:
-        training: start, terms of the loss, and count of epochs or steps.
+        training: the start model, additional terms of the loss, and count of epochs or steps.
         device: index of the device.
         version: version of the device's data.
         key: integer that selects, with ``device``, the random stream of shuffles and dropout.
         round: index of the round, by which ``[training] lr`` decays.
-        before: the device's previous training, whose trainer's state this training continues;
-            None to begin with no state.
+        before: the device's previous training; this training begins with the state of its trainer,
+            such as momentum. None to begin with no state.
     """
 
     training: Training
@@ -283,7 +283,7 @@ class Ref:
     ) -> None:
         """Store the computed weights of the model, and what its training has reported.
 
-        The recipe, by which it was computed, is dropped.
+        The recipe, the description of the model's computation, is dropped.
 
         Args:
             value: the weights, float32 [d].
@@ -305,7 +305,7 @@ class Ref:
         """Decide a choice among models: take over the weights of the candidate of least loss.
 
         Among equal losses the first one is chosen. A loss that is not finite counts as infinite.
-        The recipe of the choice, which has the candidates, is dropped.
+        The recipe (description) of the choice, which has the candidates, is dropped.
 
         Args:
             losses: the objective (loss plus L2 penalty) of each candidate, float64 [models].
@@ -325,7 +325,7 @@ class Ref:
 
 
 def length_of(ref: Ref, parameters: int) -> int | None:
-    """Return the count of values that a ref stands for; None if it is unknown.
+    """Return the count of values of a ref's model or function result; None if it is unknown.
 
     The length is unknown of a weighted sum, and of the result of a function that is applied without
     a ``size``, until they are computed.
@@ -354,7 +354,7 @@ def weights_of(ref: Ref) -> Weights:
     return weights
 
 
-# order in which types of recipes are computed; those of rank 0 are computed one by one
+# order in which types of recipes are computed; recipes of rank 0 are computed one by one
 _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Trained: 3}
 
 

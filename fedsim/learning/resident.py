@@ -13,7 +13,7 @@ from fedsim.common.arrays import AnyArray
 from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.host_copies import to_device
 
-_MEMORY_SHARE = 0.25  # share of a GPU's free memory, at the first training, for samples
+_MEMORY_SHARE = 0.25  # share, for samples, of a GPU's memory that is free at the first training
 _ContentKey = tuple[object, ...]
 _ResidentTensors = tuple[Tensor, ...]
 
@@ -49,7 +49,7 @@ class ResidentSamples:
     On a GPU a shard (the samples of one device) is copied when it is used first, in the data set's
     type, so that bytes stay bytes. If the memory for samples is full, the shards that were used
     longest ago are freed, and copied anew when they are used again. On a CPU nothing is stored, and
-    each use reads the samples from ``data``. Several threads may use an object at once.
+    each use reads the samples from ``data``. Several threads may use an object at the same time.
 
     Args:
         data: all samples (the pool); the shards, indices of samples, are arguments of the methods.
@@ -62,7 +62,7 @@ class ResidentSamples:
     ) -> None:
         self.data = data
         self.device = device
-        self._given_memory_bytes = memory_bytes  # for copies in other processes
+        self._given_memory_bytes = memory_bytes  # for copies of this object in other processes
         self._memory_bytes = memory_bytes  # None until it is first needed
         self._lock = Lock()  # held while the fields below change
         # values that determine the content of tensors -> the tensors, used longest ago first
@@ -196,8 +196,8 @@ class ResidentSamples:
         pool = self.data.pool
         if pool.vocabulary:
             return raw
-        # These are tensors on the torch device. By a number on the host, a GPU would not divide,
-        # but multiply by its reciprocal, which gives other bits.
+        # Scale, mean and deviation become tensors on the torch device. A GPU would not divide by a
+        # number on the host, but multiply by its reciprocal, which gives other bits.
         scale, mean, std = [
             self.numbers(np.asarray(number, dtype=np.float32))
             for number in (pool.scale, pool.mean, pool.std)

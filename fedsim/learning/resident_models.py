@@ -28,7 +28,7 @@ from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
 from fedsim.learning.solvers.base import Solved
 from fedsim.learning.streaming import ModelNode
 
-_MEMORY_SHARE = 0.15  # share of a GPU's free memory, when the run begins, for models
+_MEMORY_SHARE = 0.15  # share, for models, of a GPU's memory that is free when the run begins
 # share of this memory for stored models; the rest is for new results and copies
 _STORED_SHARE = 0.5
 _TRIAL_MODELS = 20  # count of models in a trial sum
@@ -137,8 +137,8 @@ class ResidentModels:
     - Models that were computed on the GPU, if ``keeps_results``. A result stays on the GPU if there
       is room, and is moved to the host otherwise.
 
-    On a CPU nothing is stored. Several threads may use an object at once. If the object is sent to
-    a worker process, the worker's object begins empty, and moves all results to the host.
+    On a CPU nothing is stored. Several threads may use an object at the same time. If the object is
+    sent to a worker process, the worker's object begins empty, and moves all results to the host.
 
     Args:
         device: the torch device.
@@ -154,14 +154,15 @@ class ResidentModels:
         keeps_results: bool = True,
     ) -> None:
         self.device = device
-        self._given_memory_bytes = memory_bytes  # for copies in other processes
+        self._given_memory_bytes = memory_bytes  # for copies of this object in other processes
         self._memory_bytes = memory_bytes  # None until it is first needed
         self._keeps_results = keeps_results
         self._lock = RLock()  # held while the fields below change
         # serial of a model -> its copy, the one that was used longest ago first
         self._copies: OrderedDict[int, Tensor] = OrderedDict()
-        self._copied_bytes = 0  # of ``_copies``
-        self._computed_bytes = 0  # of all ``ResidentWeights``, which count it down (``release``)
+        self._copied_bytes = 0  # size of all ``_copies``
+        # size of all ``ResidentWeights`` on the torch device; each subtracts its size (``release``)
+        self._computed_bytes = 0
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(ResidentModels, keeps_results=False), (self.device, self._given_memory_bytes)
@@ -201,7 +202,7 @@ class ResidentModels:
 
         Returns:
             The weights and the model's serial, by which ``flat`` finds a copy on the torch device;
-            on a CPU the weights alone.
+            on a CPU only the weights.
 
         Raises:
             ValueError: the model has not been computed.
@@ -306,7 +307,7 @@ class ResidentModels:
                 self._computed_bytes += size
         if not has_room:
             arrays = to_host(torch.stack(list(tensors)))  # all models in one copy
-            return [array.copy() for array in arrays]  # each can be freed alone
+            return [array.copy() for array in arrays]  # each copy can be freed by itself
         finite_flags = torch.stack([tensor.isfinite().all() for tensor in tensors])
         resident = []
         for tensor, is_finite in zip(tensors, to_host(finite_flags).tolist(), strict=True):
@@ -331,7 +332,7 @@ class ResidentModels:
             return
         rows = to_host(torch.stack(list(tensors.values())))
         for (weights, tensor), row in zip(tensors.items(), rows, strict=True):
-            array: Weights = row.copy()  # can be freed alone, which a row cannot
+            array: Weights = row.copy()  # can be freed by itself, which a row cannot
             array.setflags(write=False)
             weights.leave(array)
             if copies_stay:
@@ -386,7 +387,8 @@ class ResidentModels:
 def add_product(total: Tensor, product: Tensor, model: Tensor, coefficient: float) -> None:
     """Add coefficient x model to a sum, in two operations, each of which is rounded by itself.
 
-    GPUs would compute a single operation with one rounding (fused multiply-add), and other bits.
+    A GPU would compute a single operation with one rounding (fused multiply-add), and the result
+    would have other bits.
 
     Args:
         total: the sum, float64 [d], which is changed.
@@ -406,7 +408,7 @@ class MixSum:
     bitwise equal to ``weighted_sum`` of the same models in the same order.
 
     Args:
-        models: the models on the torch device.
+        models: store of the models on the torch device.
         length: count of weights of a model, d.
     """
 
@@ -415,7 +417,7 @@ class MixSum:
         self._length = length
         # The sum lies on the host or on the torch device; all fields are None for an empty sum.
         self._host: RunningSum | None = None
-        self._total: Tensor | None = None  # on the torch device, float64 [d]
+        self._total: Tensor | None = None  # the sum on the torch device, float64 [d]
         self._product: Tensor | None = None  # working memory of ``add_product``
 
     def add(self, ref: Ref, coefficient: float) -> None:
@@ -454,18 +456,18 @@ class ResidentScratch(Scratch):
     """Storage of computed models on a torch device, and beyond its memory on the host and disk.
 
     If the models that were computed on the torch device take up more than half of its memory for
-    models, models move to the host: the first stored ones first, but a model that the torch device
-    has used since its last turn is skipped once.
+    models, models move to the host, in the order in which they were stored. A model that the torch
+    device has used since its last turn is skipped once.
 
     Args:
         memory_bytes: memory of the host for models.
-        models: the models on the torch device.
+        models: store of the models on the torch device.
     """
 
     def __init__(self, memory_bytes: float, models: ResidentModels) -> None:
         super().__init__(memory_bytes)
         self._models = models
-        # by id(ref), the next to be freed first
+        # id(ref) -> weak reference to the model; the next model to leave the device is the first
         self._resident: OrderedDict[int, weakref.ref[Ref]] = OrderedDict()
 
     def hold(self, ref: Ref, substitute: StoredTensor | None = None) -> None:

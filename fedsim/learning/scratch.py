@@ -20,8 +20,9 @@ from fedsim.common.tensor_files import StoredTensor, read_array
 Weights = NDArray[np.float32]
 
 MEMORY_BYTES = 1 << 28
-"""Memory for models that are computed in waves, and memory for models in ``Scratch`` (bytes), if
-``training.memory`` does not say otherwise.
+"""Default of ``training.memory`` (bytes).
+
+It limits the models that are computed together, and the models that ``Scratch`` has in memory.
 """
 
 SMALL = 1 << 16
@@ -101,17 +102,17 @@ class Scratch:
     """
 
     def __init__(self, memory_bytes: float) -> None:
-        # statistics: written to the file, and greatest size of file, memory, and both together
+        # statistics: written to the file; greatest size of file, of memory, and of both together
         self.written_bytes = 0
         self.peak_bytes = 0
         self.most_used_bytes = 0
         self.most_held_bytes = 0
         self._memory_bytes = memory_bytes  # limit of ``_used``
         self._used = 0  # size of the models in memory (bytes)
-        self._in_memory: dict[int, _ModelInMemory] = {}  # by id(ref), the first stored first
+        self._in_memory: dict[int, _ModelInMemory] = {}  # id(ref) -> model, in the order of storage
         self._substitutes: dict[int, StoredTensor] = {}  # id(ref) -> its substitute
         self._file: list[int] = []  # file descriptor; empty until the file is open
-        # not at the exit of Python, at which the system closes the file anyway
+        # does not run at the exit of Python, at which the system closes the file anyway
         weakref.finalize(self, _close, self._file).atexit = False
         self._end = 0  # size of the file (bytes)
         self._free_offsets: dict[int, list[int]] = {}  # count of weights -> free offsets
@@ -188,7 +189,7 @@ class Scratch:
     def _free_one(self) -> None:
         """Free the memory of one model: the oldest one with a substitute, or else the oldest one.
 
-        A substitute is the weights as a function of other models (``hold``).
+        A substitute computes the weights from other models at each use (``hold``).
         """
         self._free(next(iter(self._substitutes or self._in_memory)))
 

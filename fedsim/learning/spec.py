@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Precision = Literal["float32", "bf16"]
 
 LANES = 16
-"""Models in a stack, unless ``training.lanes`` says otherwise."""
+"""Count of models in a stack (which are trained together); default of ``training.lanes``."""
 
 
 class TrainingSession(NamedTuple):
@@ -60,7 +60,7 @@ class Trainer(Spec):
         batch_size: count B of samples in a batch. If it exceeds a device's count of samples, each
             batch has all of them.
         last_batch: an epoch's last batch, if it has fewer than B samples: ``keep`` it, ``drop`` it,
-            or ``merge`` it into the one before. The only batch of an epoch is always kept.
+            or ``merge`` it into the batch before. The only batch of an epoch is always kept.
         lr_decay: factor of the learning rate from round to round; in round r (from 0) the rate is
             lr x lr_decay^r.
         device: torch device of the computation: ``cpu``, ``cuda`` or ``cuda:N``; checked when
@@ -121,7 +121,7 @@ class Trainer(Spec):
         """Train a torch module that holds the received model.
 
         Args:
-            model: the module, which belongs to this training alone.
+            model: the module, which only this training uses.
             data: the device's batches, in their order.
             context: the loss and the settings of the training. ``context.seed`` is for the
                 trainer's own generators; the global generators must stay untouched.
@@ -168,7 +168,7 @@ class Trainer(Spec):
 
     @property
     def stack_lanes(self) -> int:
-        """Count of devices whose models are trained at once, as one stack; 1 for no stack."""
+        """Count of devices whose models are trained together, as one stack; 1 for no stack."""
         return 1
 
     @property
@@ -178,7 +178,7 @@ class Trainer(Spec):
 
     @property
     def stack_obstacle(self) -> str:
-        """Reason why several devices' models cannot be trained at once, as a stack; "" if they can."""
+        """Reason why devices' models cannot be trained together, as a stack; "" if they can."""
         return f"training.kind {self.kind!r} has its own way of training"
 
     @property
@@ -188,7 +188,7 @@ class Trainer(Spec):
 
     @property
     def loss_options(self) -> Mapping[str, float]:
-        """Options of torch's ``cross_entropy`` as the loss, such as ``label_smoothing``."""
+        """Name -> option of the loss, torch's ``cross_entropy``, such as ``label_smoothing``."""
         return {}
 
     def stack_steps(
@@ -278,7 +278,7 @@ class TrainingSpec(Trainer):
             to it, before all other terms are added. On a CPU only, and by autograd.
         l2: the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on
             biases: gradient 2 l2 W.
-        l2_on: all ``kernels``, or the kernels of ``dense`` layers alone, as in FlexCFL's
+        l2_on: all ``kernels``, or only the kernels of ``dense`` layers, as in FlexCFL's
             FEMNIST-CNN.
         solver: ``fast``: the fastest solver for the model and the device; ``reference``: plain
             torch, one device at a time; ``cohort``: several devices at a time, as one stack of

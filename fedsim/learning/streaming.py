@@ -39,8 +39,8 @@ from fedsim.learning.sums import coefficients_of, state_of
 WAITING = 2
 """Results per worker that may be in progress, or ready and not yet used."""
 
-_STEPS_AHEAD = 8  # later steps searched for further work, per result that may be in progress
-_RETURNED_BYTES = 1 << 28  # freed models after which memory goes back to the system (bytes)
+_STEPS_AHEAD = 8  # count of later steps searched for work, per result that may be in progress
+_RETURNED_BYTES = 1 << 28  # size of freed models after which the system gets memory back (bytes)
 # Depth of nested mixes from which a sum begins only once all its parts are computed. This bounds
 # the count of unfinished sums in memory.
 _OPEN_SUMS = 3
@@ -84,7 +84,7 @@ class Calculator(Protocol):
     def at_once(self) -> int: ...
 
     def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights | ComputedWeights]:
-        """Begin to compute models of any recipe but ``Mixed`` (a weighted sum), without waiting.
+        """Begin to compute models that are no weighted sums (``Mixed``), without waiting.
 
         The list has an item for each model: a ``ResultOf`` if a worker computes the model, else the
         model's weights, as an array (``Weights``) or on a torch device (``ComputedWeights``).
@@ -185,7 +185,7 @@ def build_graph(
         )
         recipes[ref] = recipe
         stack += parents(recipe)
-    replacements: dict[Ref, Ref] = {**nodes, **computed}  # in the recipes of the nodes
+    replacements: dict[Ref, Ref] = {**nodes, **computed}  # model in a recipe -> its replacement
     for ref, node in nodes.items():
         recipe = with_models_replaced(recipes[ref], replacements)
         node.recipe = recipe
@@ -379,8 +379,8 @@ class Stream:
     async def _compute_all(self, nodes: Sequence[ModelNode]) -> None:
         """Compute models, and before them all models that they need, step by step."""
         steps = steps_of(nodes)
-        waiting: dict[ModelNode, ResultOf | Weights | ComputedWeights] = {}  # begun, not finished
-        sums: dict[ModelNode, _Sum] = {}  # of mixes with some parts added
+        waiting: dict[ModelNode, ResultOf | Weights | ComputedWeights] = {}  # models in progress
+        sums: dict[ModelNode, _Sum] = {}  # mix with some parts added -> the sum so far
         while steps:
             node, part = steps.popleft()
             if part is not None:
@@ -486,7 +486,7 @@ class Stream:
         if original is not None and not isinstance(node.spare_recipe, Best):
             self._scratch.hold(original, _derived_weights(node.spare_recipe))
         node.held = None
-        node.recipe = node.spare_recipe  # by which it can be computed again
+        node.recipe = node.spare_recipe  # so that the node can be computed again
         node.spare_recipe = None
         if node.state is not None:
             node.state = {}  # freed; None would say that the model never has a state

@@ -56,7 +56,8 @@ def state_of(
         states: the trainer's state of each model of the sum; None for a model without a state.
 
     Returns:
-        The mean; if no model has a state, the state of ``recipe.otherwise``, or an empty dict.
+        The mean. If no model has a finite state, or the weights sum to 0: the state of
+        ``recipe.otherwise``, the model that may replace the sum; empty if that has none.
     """
     weighted = []
     for (_, weight), state, is_finite in zip(recipe.parts, states, finite, strict=True):

@@ -23,14 +23,15 @@ from fedsim.learning.resident_models import NamedWeights, ResidentModels
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Solver, use_one_thread
 
-_BLOCK_NUMBERS = 1 << 20  # values in the images of one block
-_KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and images
+_BLOCK_NUMBERS = 1 << 20  # count of values in the images of one block
+_KEPT_BYTES = 1 << 30  # limit of the test samples in memory, indices and images (bytes)
 
 
 class SampleResults(NamedTuple):
     """Results of tests of models on n test samples, as a worker returns them.
 
-    ``evaluation_of`` sums them by device. An answer is a prediction: of a sample, or of each token.
+    ``evaluation_of`` sums them by device. A model gives one answer (prediction) for each sample, or
+    one for each token of a sample.
 
     Attributes:
         scores: loss, count of correct answers and count of answers of each sample, float64 [n, 3].
@@ -46,7 +47,7 @@ class Block:
     """Block of k distinct test images; calling it returns the images as a tensor.
 
     The tensor is [k, *shape]: float32 images, or int64 tokens. The ID of an image is its quarter
-    turns x pool size + its index in the pool.
+    turns x pool size + its index in the pool, which has all samples of the data set.
 
     Args:
         samples: all samples on the torch device of the images.
@@ -73,7 +74,7 @@ class Block:
             return self._images
         samples = self.samples
         pool = samples.data.pool
-        turns, index = np.divmod(self._numbers, len(pool.y))  # of each image
+        turns, index = np.divmod(self._numbers, len(pool.y))  # turns and pool index of each image
         dtype = torch.int64 if pool.vocabulary else torch.float32
         images = torch.empty(len(turns), *pool.shape, device=samples.device, dtype=dtype)
         no_samples = np.empty(0, dtype=np.int32)
@@ -106,8 +107,9 @@ class TestSamples(NamedTuple):
     """Test samples of some devices, with each distinct image stored once.
 
     The samples are numbered device by device. An image that several devices have is a sample of
-    each of them. The ID of an image is its quarter turns x pool size + its index in the pool. The
-    images are divided into blocks of limited size, as a model is tested on one block at a time.
+    each of them. The ID of an image is its quarter turns x pool size + its index in the pool of all
+    samples. The images are divided into blocks of limited size, as a model is tested on one block
+    at a time.
 
     Attributes:
         devices: the devices.
@@ -130,7 +132,7 @@ class TestSets:
 
     Args:
         data: the data of all devices.
-        samples: all samples on the torch device of the test images, as workers have them.
+        samples: all samples on the torch device of the test images.
     """
 
     def __init__(self, data: FederatedData, samples: ResidentSamples) -> None:
@@ -181,14 +183,14 @@ class TestSets:
         shards = [self.shard(device) for device in devices]
         turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
         sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
-        # of each sample, device by device: the position of its shard, and its index in the pool
+        # for each sample, device by device: the position of its shard, and its index in the pool
         owner = np.repeat(np.arange(len(shards)), sizes)
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
         # an image is a sample of the pool after a number of quarter turns; its ID has both numbers
         image_ids = index + turns[owner] * len(pool.y)
         # the distinct images, and the index of each sample's image among them
         images, image_of_sample = np.unique(image_ids, return_inverse=True)
-        order = np.argsort(image_of_sample, kind="stable")  # samples by image
+        order = np.argsort(image_of_sample, kind="stable")  # samples in the order of their images
         targets = pool.y if pool.targets is None else pool.targets
         y = _map_labels(targets[index], owner, shards)
         image_bytes = 4 * self._image_numbers * len(images)
@@ -227,7 +229,7 @@ class TestSets:
         Returns:
             Blocks of images by ascending ID, each with its samples.
         """
-        width = max(1, _BLOCK_NUMBERS // self._image_numbers)  # images in a block
+        width = max(1, _BLOCK_NUMBERS // self._image_numbers)  # count of images in a block
         blocks = []
         for start in range(0, len(images), width):
             block = Block(self.samples, images[start : start + width], keeps_images)
@@ -322,7 +324,7 @@ def evaluate_each(
 def _results_of(
     objective: Objective, outputs: Tensor, targets: Tensor, losses: Tensor
 ) -> SampleResults:
-    # [samples, answers], such as the tokens of a sequence
+    # bool [samples, answers]; a sequence may have one answer for each token
     is_counted = objective.asked(targets).reshape(len(targets), -1)
     is_equal = (objective.answers(outputs) == targets).reshape(len(targets), -1)
     is_correct = is_equal & is_counted

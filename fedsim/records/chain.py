@@ -41,7 +41,7 @@ class EventChain:
 
     def __init__(self) -> None:
         self.count = 0
-        self._state = b""  # hash of all whole blocks
+        self._state = b""  # state h after the complete blocks
         self._rows: list[EventRow] = []  # rows of the incomplete block
 
     def extend(self, rows: Iterable[EventRow]) -> None:

@@ -51,7 +51,7 @@ def refuse_unusable(path: Path) -> None:
     """Check that a new run folder can be made at a path; nothing is changed.
 
     Args:
-        path: the path of ``--out``.
+        path: the new run folder, which the user gives by ``--out``.
 
     Raises:
         RunFolderError: ``path`` is a file, holds other files or an unfinished run, lies in a run
@@ -208,7 +208,7 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
 
 
 def make(path: Path) -> None:
-    """Make a folder for ``--out``.
+    """Make the folder that the user gave by ``--out``.
 
     Raises:
         RunFolderError: the system cannot make the folder.

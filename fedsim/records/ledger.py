@@ -12,7 +12,7 @@ from fedsim.common.units import show_bytes
 from fedsim.world.meters.ended import Payloads
 
 PROCESS = "process"
-"""Purpose of the messages of the world's processes, unless they name another."""
+"""Purpose of the messages that processes of the world send, if a process names no other purpose."""
 LedgerPreset = Literal["strict", "paper"]
 
 NOT_IN_PAPER = (
@@ -212,7 +212,7 @@ class Ledger:
             task: ID of the task, a device's work for a request of the server.
             outcome: how the task ended, such as ``done`` or ``late``.
         """
-        moved = self._by_task.pop(task, 0.0)  # bytes
+        moved = self._by_task.pop(task, 0.0)  # bytes that the task moved
         has_no_epoch = self._idle.pop(task, False)
         if outcome != "done" or has_no_epoch:
             self.wasted += moved

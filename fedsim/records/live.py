@@ -52,7 +52,9 @@ class Live:
         self._is_requested = False  # whether a copy will be made after the present time's events
 
     def watch(self, _: "Record") -> None:
-        """Request a new copy after all events of the present time, if the last copy is old enough.
+        """Request a new copy of the tables and the summary, if the last copy is old enough.
+
+        The copy is made after all events of the present time.
 
         Args:
             _: the record that was just emitted; not used.

@@ -75,7 +75,7 @@ def _try_lock(path: Path) -> int | None:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
             return descriptor
-        os.close(descriptor)  # the file was removed meanwhile: lock a new one
+        os.close(descriptor)  # another process has removed the file: lock a new file
 
 
 def _holder(path: Path) -> str:

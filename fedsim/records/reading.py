@@ -126,7 +126,7 @@ def _check_magnitudes(table: pa.Table) -> None:
     """
     for name, column in zip(table.column_names, table.columns, strict=True):
         largest = _LARGEST.get(name)
-        if largest is None or not pa.types.is_floating(column.type):  # no value is impossible
+        if largest is None or not pa.types.is_floating(column.type):  # any value is possible
             continue
         values = column.drop_null()
         # NaN counts as impossible, because both comparisons are False for NaN
@@ -181,8 +181,8 @@ def _can_be_read_as(stored: pa.DataType, target: pa.DataType) -> bool:
 def _read_columns(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
     """Read columns of a Parquet file, in the given order.
 
-    If an older version of fedsim wrote the file, a column may be missing. It is then read from the
-    column that this version wrote instead, or is empty.
+    If an older version of fedsim wrote the file, a column may be missing. The missing column is
+    then read from the column that the older version wrote instead, or it is empty.
 
     Args:
         file: the file.

@@ -62,7 +62,8 @@ class Recorder:
     Args:
         folder: the existing run folder; None to store only the rounds, in memory.
         meters: objects that count quantities such as energy; they receive each record first.
-        columns: columns of rounds in addition to the columns of ``ROUNDS`` and of meters.
+        columns: columns of ``rounds.parquet`` in addition to the columns in ``schema.ROUNDS`` and
+            of meters.
 
     Attributes:
         ledger: sums of the bytes that moved.

@@ -1,7 +1,7 @@
 """The tables of a run folder, for writers and readers: columns, types, and fingerprints.
 
-All records have the same named columns. All other fields of a record are in ``data``, as JSON with
-sorted keys.
+Records of all kinds have the same columns in ``events.parquet``. A record's fields without a column
+are in the column ``data``, as JSON with sorted keys.
 
 A transfer between a device and its edge server names the edge server as ``sender`` or ``receiver``.
 A transfer within the server's side has ``sender`` and ``receiver`` instead of device and task. If

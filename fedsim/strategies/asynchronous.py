@@ -115,16 +115,16 @@ class AsynchronousState(State):
 class Asynchronous(Strategy[A]):
     """Base of strategies without rounds: as soon as a client ends, the server asks another one.
 
-    A subclass implements ``receive``, and has a ``Client`` if its clients do anything but plain
-    SGD.
+    A subclass implements ``receive``. If its clients do anything but plain SGD, it also defines
+    ``Client``, the class of its code on devices.
 
     At any time ``concurrency`` clients work, if available. Each downloads the current model (d
     parameters), trains, and uploads the result (d parameters). Clients that end at the same time
     are replaced together.
 
     A version is a model that the server publishes. The staleness of a result is the count of
-    versions published since the client was asked. The run records each version as a round, and
-    calls it a version in texts.
+    versions published since the client was asked. The run records each version as a round, which
+    its reports and messages call a version.
     """
 
     round_word = "version"
@@ -152,7 +152,7 @@ class Asynchronous(Strategy[A]):
     def entry(message: TaskEnd, base: Ref) -> AsynchronousUpdate:
         """Return the update of an ended task in the form that ``publish`` takes.
 
-        The caller then sets its ``weight`` and ``staleness``.
+        The caller then sets the update's ``weight`` and ``staleness``.
 
         Args:
             message: the end of the task; its answer has ``update`` and ``samples``.

@@ -87,7 +87,7 @@ class Strategy(Generic[P]):
     """
 
     round_word: ClassVar[str] = ROUND
-    """Singular noun for a row of the run's table of rounds, in texts for people."""
+    """Singular noun for a round in reports and messages, such as "round" or "version"."""
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
     """The class of the strategy's keys."""
@@ -161,14 +161,14 @@ class Strategy(Generic[P]):
         raise NotImplementedError
 
     async def on_carried(self, message: Carried) -> None:
-        """Called once for each message between an edge server and the server, when it has ended.
+        """Called when a message between an edge server and the server has ended, once per message.
 
         Args:
             message: the ended message, sent by ``ServerEdges.carry``.
         """
 
     async def on_peer_message(self, message: PeerMessage) -> None:
-        """Called when a message from device to device has ended, once for each message.
+        """Called when a message from device to device has ended, once per message.
 
         Args:
             message: the ended message.
@@ -177,7 +177,7 @@ class Strategy(Generic[P]):
     async def on_edge_lost(self, edge: int) -> None:
         """Called when an edge server is lost.
 
-        Its messages and its devices' tasks end afterwards, all ``lost``.
+        The messages of the edge server and the tasks of its devices end afterwards, all ``lost``.
 
         Args:
             edge: ID of the edge server.
@@ -191,16 +191,16 @@ class Strategy(Generic[P]):
         """
 
     async def on_return(self, device: int) -> None:
-        """Called when a device can be reached for which ``Clients.await_return`` was called.
+        """Called as soon as a device can be reached, if ``Clients.await_return`` was called for it.
 
         Args:
             device: ID of the device.
         """
 
     async def on_arrival(self, device: int) -> None:
-        """Called when a newcomer can be reached for the first time.
+        """Called when a device that joins during the run can be reached for the first time.
 
-        ``Clients.sample`` may draw the newcomer in this and later instants.
+        ``Clients.sample`` may draw the device in this and later instants.
 
         Args:
             device: ID of the device.
@@ -216,11 +216,11 @@ class Strategy(Generic[P]):
 
     @returns(MODELS_IN_WORDS, _find_wrong_models)
     def models(self) -> ModelAssignment:
-        """Return the current models by name, each with the IDs of the devices that it serves.
+        """Return the current models: name -> (model, IDs of the devices that the model serves).
 
-        None in place of IDs stands for all devices. Models are tested on the devices that they
-        serve. A name may be ``family/index``, such as ``group/0``: the models of a family are
-        stored in one file.
+        None in place of IDs stands for all devices, as in ``{"global": (model, None)}``. Models are
+        tested on the devices that they serve. A name may be ``family/index``, such as ``group/0``:
+        the models of a family are stored in one file.
         """
         raise NotImplementedError
 
@@ -264,8 +264,8 @@ class Strategy(Generic[P]):
 
         Returns:
             Any of ``algorithm``, the name of the algorithm, and ``notes`` and ``warnings``, lists
-            of sentences; by default empty. An entry of another name is JSON, and no entry that
-            fedsim itself adds.
+            of sentences; by default empty. Any other entry must be JSON-able, and must differ in
+            name from the entries that fedsim adds.
         """
         return {}
 

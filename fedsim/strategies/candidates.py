@@ -18,8 +18,8 @@ class CandidateState(Protocol):
 
     Attributes:
         cohort: devices of the round, candidates included.
-        candidates: for each call of the selection, its candidates and the count of devices that
-            are to be chosen from them at most.
+        candidates: for each call of the selection, its candidates and the greatest count of devices
+            to choose from them.
         questions: questions without an answer so far: ID of the task -> device.
         answers: device -> contents of its answer, by name.
         selection: state of the selection.
@@ -140,7 +140,7 @@ class Candidates:
             most_chosen: the largest count of candidates that may join the round.
         """
         state = self._state
-        answers = {}  # of the candidates that can still join the round
+        answers = {}  # answers of the candidates that can still join the round
         for device in candidates:
             if device in state.answers and self._server.clients.idle(device):
                 answers[device] = state.answers[device]

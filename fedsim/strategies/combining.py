@@ -20,7 +20,7 @@ class Combining(Strategy[S]):
 
     The aggregation (``strategy.aggregation``) combines updates, and the server optimiser
     (``strategy.server``) moves the model towards the combined updates. A strategy without these
-    keys mixes models itself, and calls ``record_aggregate``.
+    keys computes the next model itself, and calls ``record_aggregate``.
     """
 
     state: SynchronousState
@@ -68,8 +68,8 @@ class Combining(Strategy[S]):
 
         The model is returned as a name (``Ref``): it is computed, with the trainings on which it
         depends, when its weights are needed, such as for a test. The step is recorded as
-        ``aggregate``. ``Params`` must have the keys ``aggregation`` and
-        ``server``, as ``AggregatingParams`` and ``CombiningParams`` have.
+        ``aggregate``. ``Params`` must have the keys ``aggregation`` and ``server``, as
+        ``AggregatingParams`` and ``CombiningParams`` have.
 
         Args:
             model: the present model.

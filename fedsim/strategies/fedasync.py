@@ -18,8 +18,9 @@ class FedAsyncParams(AsynchronousParams):
         alpha: weight of a fresh update in the new model.
         alpha_decay: factor by which alpha is multiplied at each version of ``alpha_decay_at``.
         alpha_decay_at: indices of versions at which alpha decays (the paper: by 0.5 at 800).
-        staleness: function of the staleness tau that scales the weight: ``polynomial``, (1 +
-            tau)^-a, or ``hinge``, which is 1 up to tau = b, then 1 / (a (tau - b) + 1).
+        staleness: function of the staleness tau (versions made since the client's download) that
+            scales the weight: ``polynomial``, (1 + tau)^-a, or ``hinge``, which is 1 up to tau = b,
+            then 1 / (a (tau - b) + 1).
         exponent: a of ``polynomial``; 0: the weight does not fall (the paper's constant function).
         hinge_slope: a of ``hinge``; the defaults are from the paper's experiments.
         hinge_from: b of ``hinge``, in versions.
@@ -73,7 +74,7 @@ class FedAsyncClient(Client[FedAsyncParams]):
 
 
 class FedAsync(Asynchronous[FedAsyncParams]):
-    """Asynchronous federated optimisation: the server mixes each update into the model at once.
+    """Asynchronous federated optimisation: the server mixes in each update when it arrives.
 
     The new version is w <- (1 - alpha_t) w + alpha_t w_new, with the server's model w and the
     update w_new. Its weight alpha_t is alpha s(tau), with the keys ``alpha`` and ``staleness`` (the

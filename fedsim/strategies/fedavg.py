@@ -56,7 +56,7 @@ class FedAvg(Synchronous[S]):
     before the training.
 
     Example:
-        FedAvg that selects devices with even numbers alone, in ``mine.py``:
+        FedAvg that selects only devices with even IDs, in ``mine.py``:
 
         >>> from fedsim.plugin import FedAvg
         >>> class Even(FedAvg):
@@ -112,9 +112,9 @@ class FedAvg(Synchronous[S]):
         return self._keeping.sent(model)
 
     async def aggregate(self) -> None:
-        """Combine the received updates into the next model, and store what devices keep.
+        """Combine the received updates into the next model, and store the devices' kept tensors.
 
-        The model stays as it is if no update has samples.
+        The model is unchanged if no update has samples.
         """
         state = self.state
         previous_model = state.model
@@ -127,7 +127,7 @@ class FedAvg(Synchronous[S]):
             # the aggregation has also added noise to the tensors that devices keep
             state.model = self._keeping.restore(previous_model, state.model)
         for update in state.received:
-            state.kept[update.device] = update.contents["kept"]  # its tensors that are not sent
+            state.kept[update.device] = update.contents["kept"]  # the device's unsent tensors
         # device -> its whole model: the global model with the device's kept tensors
         state.own = self._keeping.device_models(state.model, state.kept)
 

@@ -22,8 +22,8 @@ class FedBuffParams(AsynchronousParams):
         buffer: K, the count of updates in a version.
         server: server optimiser for the step along the mean of the updates
             (``parts/server_optimizer``). The paper's eta_g is ``lr`` of ``sgd``. None: eta_g is 1.
-        staleness_discount: whether the weight of an update of staleness tau is 1/sqrt(1 + tau);
-            false: 1.
+        staleness_discount: whether the weight of an update is 1/sqrt(1 + tau), with the staleness
+            tau, the count of versions made since the client's download; false: the weight is 1.
         most_staleness: largest staleness of an update that is aggregated and counts towards
             ``buffer``; None: any.
     """

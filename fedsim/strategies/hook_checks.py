@@ -23,12 +23,12 @@ _JSON_ERRORS = (TypeError, ValueError, RecursionError)
 
 
 def find_wrong_group(group: object, *_: object, **__: object) -> str:
-    """Return the result of ``Strategy.group_of`` as text if it is no group, otherwise ""."""
+    """Return a text that shows the result of ``Strategy.group_of`` if it is no group, else ""."""
     return "" if _is_group(group) else show_value(group)
 
 
 def find_wrong_groups(groups: Sequence[object], strategy: object, devices: Sequence[int]) -> str:
-    """Return what is wrong with the result of ``Strategy.groups_of``, in words, or "".
+    """Return a text on the first mistake in the result of ``Strategy.groups_of``, or "".
 
     Args:
         groups: the group of each device.
@@ -50,7 +50,7 @@ def _is_group(value: object) -> bool:
 
 
 def find_wrong_tensors(files: Mapping[object, object], *_: object, **__: object) -> str:
-    """Return what is wrong with the result of ``Strategy.tensors``, in words, or ""."""
+    """Return a text on the first mistake in the result of ``Strategy.tensors``, or ""."""
     for name, tensors in files.items():
         if not is_file_name(name):
             return f"the name {show_value(name)}, by which no file can be written"
@@ -65,7 +65,7 @@ def find_wrong_tensors(files: Mapping[object, object], *_: object, **__: object)
 
 
 def find_wrong_facts(facts: Mapping[object, object], *_: object, **__: object) -> str:
-    """Return what is wrong with the result of ``Strategy.facts``, in words, or ""."""
+    """Return a text on the first mistake in the result of ``Strategy.facts``, or ""."""
     for name, fact in facts.items():
         if not is_text(name):
             return f"the name {show_value(name)} of an entry"

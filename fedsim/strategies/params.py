@@ -44,7 +44,7 @@ class StrategyParams(FormerNames):
     traits: ClassVar[Traits] = Traits()
     """Facts about the strategy that do not depend on the keys' values.
 
-    A subclass that changes only some of them derives its traits from the base's by
+    A subclass that changes only some of them derives its traits from the traits of its base, by
     ``dataclasses.replace``.
     """
 
@@ -114,7 +114,8 @@ class StrategyParams(FormerNames):
     def resizes(self) -> bool:
         """Whether a device's updates may differ in size from round to round.
 
-        Codecs then cannot store what was lost in encoding one update for the next one.
+        A codec (encoding of messages) then cannot add the encoding error of one update to the next
+        update.
         """
         return False
 
@@ -143,7 +144,8 @@ class StrategyParams(FormerNames):
             The ranges; None if the whole model is sent.
 
         Raises:
-            ScenarioError: no tensor would be sent, or the model has no tensors.
+            ScenarioError: all tensors or no tensors would be sent, or the strategy itself decides
+                which tensors stay and the model has none.
         """
         if self.traits.kept_by == "scenario" and setting.keeps:
             key = "model.keep or model.send is given"

@@ -52,9 +52,9 @@ class Reasons:
         return self.private_aggregation if protection == "private" else self.robust_aggregation
 
     def with_selection(self, selection: Selection | None) -> "Reasons":
-        """Return why features cannot be used, by the strategy and also by its selection of clients.
+        """Return the reasons of the strategy together with the reasons of its selection of clients.
 
-        If both have a reason against the same feature, the result has the strategy's reason.
+        If both have a reason against the same setting, the result has the strategy's reason.
 
         Args:
             selection: the selection of clients; None if the strategy selects by itself.

@@ -60,7 +60,7 @@ class RoundParams(StrategyParams):
         min_available: clients are selected only while this many can be reached, idle or busy;
             otherwise the server looks again after ``retry``. None: with any number.
         every: each round begins at the first multiple of this time (s) after the preceding round
-            has closed. None: each round begins at once.
+            has closed. None: each round begins when the preceding round has closed.
     """
 
     instead: ClassVar[Former] = former_keys.ROUNDS
@@ -96,7 +96,7 @@ class RoundParams(StrategyParams):
     def first_deadline_s(self, mean_epoch_s: float) -> float | None:
         """Return the time that clients have until the deadline in the first round (s).
 
-        If the deadline bounds the training alone (``bounds_training``), it is the time for each
+        If the deadline bounds only the training (``bounds_training``), it is the time for each
         training, in all rounds.
 
         Args:
@@ -145,7 +145,7 @@ class RoundParams(StrategyParams):
     def combined_at_once(self, devices: int) -> int:
         """Return how many updates are combined into one model, if no client disconnects.
 
-        The aggregation's keys are checked with this count. If rounds differ, it is the smallest.
+        The aggregation's keys are checked with this count, the smallest if rounds differ.
 
         Args:
             devices: count of devices in the population.
@@ -172,7 +172,7 @@ class SelectingParams(RoundParams):
     """Keys of strategies in rounds that let the scenario choose the selection.
 
     Attributes:
-        selection: selection of the cohort (``parts/selection``).
+        selection: selection of the cohort, the clients of a round (``parts/selection``).
     """
 
     selection: SelectionSpec = Random()

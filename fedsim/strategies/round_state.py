@@ -27,7 +27,7 @@ class SynchronousState(State):
         slow: Count of the round's tasks that ended late, or did not fit into the device's memory.
         disconnected: Count of the round's tasks that were lost.
         candidates: For each call of a selection that asks candidates first: the candidates, and the
-            count of devices that are to be chosen from them at most.
+            greatest count of devices to choose from them.
         questions: Open questions to candidates: task -> device.
         answers: Device -> contents of a candidate's answer.
         drawn: Draw of the open round for the privacy account: (count of drawn clients, count of

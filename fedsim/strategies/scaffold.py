@@ -115,8 +115,8 @@ class ScaffoldState(FedAvgState):
 
     Attributes:
         control: The control variate c of the server.
-        controls: Device -> its c_i, for each device that has answered; empty unless the aggregation
-            is robust.
+        controls: Device -> its control variate c_i, for each device that has answered; empty unless
+            the aggregation is robust.
     """
 
     control: Ref = field(init=False)

@@ -11,7 +11,7 @@ K = TypeVar("K")
 
 
 PartState = Any
-"""State of a strategy or of a part: its class ``State``, or a dict if it declares no such class."""
+"""State of a strategy or part: an object of its class ``State``, or a dict if it has no class."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Entries(Mapping[str, Any]):
         try:
             return self.__dict__[name]  # faster than ``vars(self)[name]``; called for each update
         except KeyError:
-            if isinstance(getattr(type(self), name, None), property):  # a field's former name
+            if isinstance(getattr(type(self), name, None), property):  # former name of a field
                 return getattr(self, name)
             raise
 

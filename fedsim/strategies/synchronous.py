@@ -36,7 +36,7 @@ class SynchronousClient(Client[S]):
 
     Attributes:
         training_limit: time within which a training must end, from the end of the download (s);
-            None unless the deadline bounds the training alone (``deadline.since = "download"``).
+            None unless the deadline bounds only the training (``deadline.since = "download"``).
 
     Example:
         Client code that reports its number of samples as a payload of 4 bytes, in ``mine.py``:
@@ -169,7 +169,7 @@ class Synchronous(Combining[S]):
         devices = selection.select(self.server, state.selection, count, stream, among)
         devices = self.server.clients.chosen(devices, type(selection).select)
         is_uniform = selection.uniform and among is None and not self.params.traits.late_goes_on
-        if self._accounts and is_uniform:  # the count of drawn and of available clients
+        if self._accounts and is_uniform:  # counts of drawn and of available clients
             state.drawn = (len(devices), len(self.server.clients.idle_devices()))
         if selection.asks:
             self._candidates.propose(devices, count - len(devices))
@@ -182,7 +182,7 @@ class Synchronous(Combining[S]):
         """
 
     def contents(self, device: int) -> Contents:
-        """Return the message to a device of the cohort.
+        """Return the message that asks a client of the round to train.
 
         The default ``Client`` trains from the content ``model`` of the message.
 
@@ -218,7 +218,8 @@ class Synchronous(Combining[S]):
         """Compute the next models from the round's updates, ``state.received``.
 
         The method is called once a round when all tasks have ended, also if no update has arrived.
-        An implementation calls ``next_model``, or mixes models and calls ``record_aggregate``.
+        An implementation calls ``next_model``, or combines models itself and calls
+        ``record_aggregate``.
         """
         raise NotImplementedError
 
@@ -521,7 +522,7 @@ class Synchronous(Combining[S]):
     async def _finish_round(self) -> None:
         """Record the round with its measures; the next round begins unless the run ends.
 
-        The selection is told of the updates first, because the next round selects by them.
+        The selection receives the updates before the next round, which selects by them.
         """
         state = self.state
         server = self.server

@@ -63,7 +63,7 @@ class Update(Entries):
 
     @classmethod
     def of(cls, entry: Mapping[str, object]) -> Self:
-        """Return an ``Update`` made of a dict, which the method ``entry`` of a strategy may return.
+        """Convert the result of a strategy's method ``entry``, such as a dict, to an update.
 
         Args:
             entry: a dict with names of fields as keys, which may lack fields; or an update, which
@@ -83,7 +83,7 @@ class AsynchronousUpdate(Update):
     A version is a model that the server has published.
 
     Attributes:
-        base: The model from which the update was trained: the same as ``start``, but never None.
+        base: The model from which the update was trained, as ``start``, but never None.
         weight: Weight of the update in the version in which it is combined.
         staleness: Count of versions published between the request to the device and its answer.
     """

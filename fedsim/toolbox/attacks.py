@@ -16,10 +16,10 @@ from fedsim.learning.functions import pure, weighted_sum
 
 
 class Attack(Spec):
-    """Base of the attacks of malicious devices on their updates (``malicious.attack``).
+    """Base of the attacks of malicious devices on labels or on updates (``malicious.attack``).
 
-    A subclass overrides ``update``, which computes the sent update from the honest one; by default
-    the honest update is sent.
+    A subclass overrides ``update``, which computes the sent update from the honest update; by
+    default the honest update is sent.
     """
 
     flips_labels: ClassVar[bool] = False
@@ -36,7 +36,7 @@ class Attack(Spec):
             arithmetic: deferred operations on models.
             update: the honest update.
             start: the model from which the update was trained.
-            stream: name of the random stream for this update.
+            stream: name of the random stream for this update, as a sequence of parts.
 
         Returns:
             Reference to the update that is sent, [d]; its value is computed later.
@@ -53,9 +53,9 @@ class Attack(Spec):
     ) -> tuple[LocalResult, Contents]:
         """Apply the attack to every model in the result and the reply of a malicious device.
 
-        ``update`` is called for each of these models. Its argument ``start`` is ``result.start``
-        for the trained update. It is the zero model for any other model in the reply, such as a
-        control variate, because that model is a change already.
+        ``update`` is called for each of these models. For the trained update its argument ``start``
+        is ``result.start``. For any other model in the reply, such as a control variate, ``start``
+        is the zero model, because that model is a change already.
 
         Args:
             arithmetic: deferred operations on models.
@@ -70,20 +70,20 @@ class Attack(Spec):
         honest = result.update
         if honest is None or result.start is None:
             return result, reply
-        task = (device.number, count)  # part of the names of random streams
+        task = (device.number, count)  # these numbers are part of the names of random streams
         update = self.update(arithmetic, honest, result.start, ("world/attack", *task))
 
         def attack_model(name: str, model: Ref) -> Ref:
             if model is honest:
-                return update  # the same ``Ref`` in the result and in the reply
+                return update  # result and reply must have the same ``Ref``
             return self.update(arithmetic, model, device.zero(), (f"world/attack/{name}", *task))
 
         def attack_content(name: str, value: object) -> object:
-            if isinstance(value, Partial):  # some tensors of a model
+            if isinstance(value, Partial):  # the value holds some tensors of a model
                 return replace(value, model=attack_model(name, value.model))
             if isinstance(value, Ref):
                 return attack_model(name, value)
-            return value  # no model
+            return value  # not a model
 
         attacked_reply = {name: attack_content(name, value) for name, value in reply.items()}
         return result._replace(update=update), attacked_reply

@@ -71,16 +71,16 @@ class Lossy(Codec):
 
     @property
     def lengthens(self) -> bool:
-        # error feedback adds the errors of earlier contents, and unbiased random rounding variance
+        # error feedback adds the errors of earlier contents; unbiased random rounding adds variance
         return self.error_feedback or self.is_random
 
     @property
     def for_added_up(self) -> Codec:
         """Copy of this codec with error feedback, for contents that the receiver adds up.
 
-        Such a content of messages is a change that the server adds to a sum over all rounds. The
-        strategy names it in ``Traits.accumulated_contents``. Without error feedback the sum would
-        also have the encoding errors of all rounds.
+        Such a content of a message is a change, which the server adds to a sum over all rounds. The
+        strategy names the content in ``Traits.accumulated_contents``. Without error feedback the
+        sum would also have the encoding errors of all rounds.
         """
         return self.model_copy(update={"error_feedback": True})
 
@@ -92,9 +92,9 @@ class Lossy(Codec):
         base: Ref | None,
         residual: Ref | None,
     ) -> Coded:
-        """Encode and decode a model, and compute what the receiver gets and the new residual.
+        """Encode and decode the model ``value``; compute what the receiver gets, and the residual.
 
-        The residual is what is lost in ``sent``, and is added to the sender's next model.
+        The new residual, the encoding's error, is added to the next array that the sender encodes.
         """
         # ``exact`` is encoded; the receiver decodes ``sent``, and adds it to ``start`` if not None
         exact, sent, start = self.encode(arithmetic, parameters, value, base, residual)
@@ -119,7 +119,7 @@ class Lossy(Codec):
         base: Ref | None,
         residual: Ref | None,
     ) -> CodedParts:
-        """Encode a model, or its change from ``base``, after adding the residual.
+        """Encode the model ``value``, or its change from ``base``, after adding ``residual``.
 
         Returns:
             The value before it is encoded, the value that is decoded, and ``base`` if a change is
@@ -131,7 +131,7 @@ class Lossy(Codec):
             exact = arithmetic.mix([(value, 1.0), (start, -1.0)])
         if residual is not None:
             exact = arithmetic.apply(added, [exact, residual])
-        # The stream has the model's serial, so that all receivers of a model get the same result.
+        # the model's serial names the stream, so that all receivers of a model get the same result
         stream = ("messages/codec", value.serial) if self.is_random else None
         constants = self.constants(parameters)
         sent = arithmetic.apply(type(self).function, [exact], stream=stream, **constants)
@@ -255,7 +255,7 @@ def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
 def as_levels(
     models: list[Floats32], levels: int, bucket: int | None, scale: float, rng: np.random.Generator
 ) -> Floats32:
-    """Round every value at random to one of s levels of a norm, as QSGD does (encode and decode).
+    """Round every value at random to a level of its bucket's norm (QSGD; encode and decode).
 
     The array is divided into buckets, runs of consecutive values. In a bucket v the level of a
     value v_i is |v_i| s / ||v||, rounded up or down at random, so that its expectation is exact.
@@ -301,7 +301,7 @@ def as_signs(models: list[Floats32], bucket: int | None) -> Floats32:
 
 
 class Halved(Lossy):
-    """Base of the codecs that send every value in two bytes."""
+    """Base of the codecs that send every value in two bytes, half the size of a float32."""
 
     def bytes(self, parameters: int) -> float:
         return 2 * parameters
@@ -512,7 +512,7 @@ class Sparse(Lossy):
     def pack(self, sent: Floats32, exact: Floats32) -> Packed:
         """Pack the k values that are sent, float32, after their positions.
 
-        The positions are a bitmap or a list of int32, whichever is smaller; none if k is the size.
+        Positions are a bitmap or int32 numbers, whichever is smaller. If k = d, none are packed.
         """
         size = len(sent)
         k = self.k(size)
@@ -529,7 +529,7 @@ class Sparse(Lossy):
         return packed_positions + sent[positions].astype("<f4").tobytes()
 
     def unpack(self, payload: Packed, parameters: int) -> Floats32:
-        """Unpack the positions and the k values, the last 4 k bytes; other entries are 0."""
+        """Unpack the positions, and the k values in the last 4 k bytes; other entries are 0."""
         k = self.k(parameters)
         values = np.frombuffer(payload[-4 * k :], "<f4")
         if k == parameters:
@@ -571,7 +571,7 @@ def _keep_positions(array: Floats32, positions: Ints) -> Floats32:
 def largest(array: Floats32, k: int) -> Ints:
     """Return the positions of the k entries of largest magnitude, ascending.
 
-    Of entries of equal magnitude the first ones are selected.
+    Of entries of equal magnitude the first entries are selected.
     """
     negated = -np.abs(array)
     kth = np.partition(negated, k - 1)[k - 1]
@@ -583,7 +583,7 @@ def largest(array: Floats32, k: int) -> Ints:
 
 @pure
 def largest_alone(models: list[Floats32], k: int) -> Floats32:
-    """Set all entries of an array to 0 except the k of largest magnitude (top-k); float32 [d].
+    """Return a copy of an array with all entries 0 but the k of largest magnitude (top-k); [d].
 
     Args:
         models: list of exactly one array, float32 [d].
@@ -609,7 +609,7 @@ class TopK(Sparse):
 
 @pure
 def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
-    """Set all entries of an array to 0 except k that are drawn at random (random-k); float32 [d].
+    """Return a copy of an array with all entries 0 but k drawn at random (random-k); float32 [d].
 
     Args:
         models: list of exactly one array, float32 [d].

@@ -182,7 +182,7 @@ class MaskedToken(_Tokens):
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         _, tokens = self.sizes(pool.shape, outputs=0)
         draws = streams.generator("world/data/mask").random(pool.x.shape)
-        # the token with the smallest draw is hidden anyway, so that each sample has one
+        # the token with the smallest draw is always hidden, so that each sample has a hidden token
         hidden = (draws < self.share) | (draws == draws.min(axis=1, keepdims=True))
         x = np.where(hidden, pool.vocabulary, pool.x)
         targets = np.where(hidden, pool.x, UNASKED)

@@ -110,7 +110,7 @@ class Adaptive(ServerOptimizer):
         before the first step, when m counts as 0.
         """
         models = server.models
-        beta2 = getattr(self, "beta2", 0.0)  # Adagrad has none
+        beta2 = getattr(self, "beta2", 0.0)  # Adagrad has no beta2
         state.steps += 1
         delta = models.mix([(aggregated, 1.0), (model, -1.0)], rescale=False)
         mean_parts = [(delta, 1 - self.beta1)]
@@ -164,8 +164,7 @@ class Yogi(Adaptive):
     """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2), so that v falls slowly.
 
     Attributes:
-        beta2: 1 - beta2 is the factor of delta^2 in the step of v; each entry of v moves by this
-            amount towards delta^2.
+        beta2: in each step, an entry of v moves by (1 - beta2) delta^2 towards delta^2.
     """
 
     kind: Literal["yogi"] = "yogi"

@@ -57,10 +57,10 @@ class SwapPart(Shift):
     def apply(
         self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams
     ) -> list[Change]:
-        """Pair the candidates; the devices of the drawn pairs exchange the samples of a label each.
+        """Pair the candidates; in a drawn pair each device gives the other all samples of a label.
 
-        The label is one that the partner does not have. Pairs without such labels stay as they are;
-        with ``quirk`` the first such pair ends the exchanges of this occasion.
+        The other device does not have this label. Pairs without such labels do not exchange; with
+        ``quirk`` the first such pair ends the exchanges of this occasion.
         """
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
@@ -163,7 +163,7 @@ class Incremental(Shift):
 
     An occasion is a round or time at which data shift; candidates are the devices that may change
     on it. From occasion k on a device trains on the share ``shares[k]`` of its samples, rounded up:
-    the first ones in an order that is shuffled once for each device. Test data stay, and so does
+    the first samples in an order that is shuffled once for each device. Test data stay, and so does
     the true group, with which groups found by clustering are compared. Before the first occasion a
     device has all samples. By default the shares are 25, 50, 75 and 100 % from rounds 0, 50, 100
     and 150 on (FlexCFL, section 5.3).
@@ -195,7 +195,7 @@ class Incremental(Shift):
     ) -> list[Change]:
         """Give each candidate the share of its samples that is released by this occasion.
 
-        The released samples are the first of a random order, which is equal on all occasions.
+        The released samples are the first in a random order, which is equal on all occasions.
         """
         changes: list[Change] = []
         if occasion >= len(self.shares):
@@ -324,7 +324,7 @@ class Rotation(Shift):
         generator = streams.generator("world/drift", occasion)
         changes = list[Change]()
         devices = _draw_devices(data, candidates, self.probability, generator)
-        # quarter turns of every device, so that a device's number does not depend on the others
+        # drawn for all devices, so that a device's draw does not depend on the other candidates
         turns = generator.integers(1, 4, len(data.shards)).tolist()
         for device in devices:
             shard = data.current(device)

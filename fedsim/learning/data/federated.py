@@ -23,8 +23,8 @@ Normalize = Literal["pixel", "standardize", "none"]
 TokenAnswers = Literal["one", "each", "next"]
 """Outputs of a model for a sequence of tokens.
 
-``one`` for the sequence, one at ``each`` token, or the ``next`` token at each, which is predicted
-from that token and earlier tokens.
+``one``: a single output for the sequence. ``each``: one output at each token. ``next``: at each
+token, a prediction of the next token from this token and all earlier tokens.
 """
 
 NO_GROUP = -1
@@ -33,7 +33,7 @@ NO_GROUP = -1
 # Added to each standard deviation, as the code of FedProx and Ditto does. The standard deviation of
 # a pixel at the border may be 0.
 _STD_FLOOR = 0.001
-_BLOCK = 4096  # samples in one block of a sum, which limits the working memory
+_BLOCK = 4096  # count of samples in one block of a sum, which limits the working memory
 
 
 class TokenShape(tuple[int, ...]):
@@ -80,7 +80,8 @@ class Pool:
         scale, mean, std: a model receives (scale x - mean) / std; scalars, or arrays that broadcast
             to ``shape``.
         targets: the target of each sample, [n, ...]; None if the labels are the targets.
-        outputs: count of values that a model outputs for each answer; 0 for one value per class.
+        outputs: count of values that a model outputs for each answer (prediction); 0 for one value
+            per class.
         vocabulary: count of different tokens; 0 if samples are no tokens.
         answers: the predictions of a model for a sequence: ``one`` for the whole sequence, one for
             ``each`` token, or the ``next`` token after each token.
@@ -128,7 +129,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Shard:
-    """A device's data: which samples of the pool it holds, and how they are transformed.
+    """A device's data: its samples, as indices into the pool of all samples, and their transform.
 
     A shift of data replaces the shard by a new version.
 
@@ -137,8 +138,8 @@ class Shard:
             augmentations.
         quarter_turns: quarter turns by which images are rotated, counter-clockwise.
         label_map: new label of each of the C classes, int64 [C]; None to keep the labels.
-        augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j); None: no
-            augmentation.
+        augment_seed: seed of the augmentation; the random numbers that distort sample j of
+            ``train`` depend on the seed and j. None: no augmentation.
         flips: whether the label l of a training sample, after ``label_map``, becomes C - 1 - l, on
             a malicious device; C is the count of classes.
     """
@@ -160,7 +161,7 @@ class FederatedData:
 
     Attributes:
         pool: all samples.
-        shards: each device's shard before any shift; the index is the device's.
+        shards: each device's shard before any shift, by index of the device.
         augmentation: distortion of training images (``data.augmentation``); None for none.
         truth: true group of each device, int64 [devices]: the group of devices with similar data
             to which the partition or a shift has assigned it; ``NO_GROUP`` for a device whose
@@ -200,7 +201,7 @@ class FederatedData:
         return shard
 
     def version(self, device: int) -> int:
-        """Return the version of a device's current data: how often its shard was replaced.
+        """Return the version of a device's current data: how often the data were replaced.
 
         Args:
             device: index of the device.
@@ -218,7 +219,7 @@ class FederatedData:
     def replace_shard(self, device: int, shard: Shard) -> int:
         """Replace a device's data by a new version; a shift of data calls this method.
 
-        The attribute ``truth``, the true group of each device, stays as it is. If the new data
+        The attribute ``truth``, the true group of each device, is unchanged. If the new data
         belong to another group, the shift itself must set ``truth[device]``.
 
         Args:

@@ -18,7 +18,8 @@ class KeptData:
     """Store of loaded data sets, so that several runs in one process load each of them only once.
 
     Attributes:
-        datasets: key -> loaded data set, whose arrays are read-only.
+        datasets: key (text that names a data set and its settings) -> loaded data set, whose arrays
+            are read-only.
         shapes: key -> shape of a sample, and count of classes.
     """
 
@@ -48,7 +49,7 @@ def keeping(data: KeptData) -> Iterator[None]:
     """Return a context in which runs share loaded data sets, so that each is loaded at most once.
 
     Args:
-        data: the store of loaded data sets, which is read, and to which new ones are added.
+        data: the store of loaded data sets, to which newly loaded data sets are added.
     """
     token = _kept.set(data)
     try:

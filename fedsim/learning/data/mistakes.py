@@ -1,7 +1,7 @@
 """Checks of the values that users' sources, partitions and shifts of data return.
 
 Each function takes the returned value, and then the arguments of the user's method. It returns a
-text on the first mistake, or "" if there is none.
+text that describes the first mistake, or "" if there is none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -95,7 +95,7 @@ def _find_wrong_array(raw: Raw) -> str:
 
 
 def _find_wrong_shape(raw: Raw) -> str:
-    """Describe parts without samples, or of unequal length or shape; "" if there are none."""
+    """Describe the first array without samples, or of a wrong length or shape; "" if none is."""
     if not len(raw.y_train):
         return "a Raw without training samples"
     for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
@@ -116,7 +116,7 @@ def _find_wrong_label(raw: Raw) -> str:
     find_wrong_class = find_outside(least=0, most=raw.classes - 1)
     find_wrong_token = find_outside(least=0, most=raw.vocabulary - 1)
     for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
-        # a y of another form holds no labels, but targets such as those of a regression
+        # a y of another form holds no labels, but targets such as the values of a regression
         has_labels = y.ndim == 1 and y.dtype == np.int64
         wrong_label = find_wrong_class(y) if has_labels else ""
         if wrong_label:
@@ -144,8 +144,8 @@ def _find_contradiction(raw: Raw, source: DeclaredSource, root: Path | None) -> 
         source: the source.
         root: the folder from which the source has loaded the data.
     """
-    # Only a method that the user has overridden is a declaration. That of fedsim's base classes
-    # returns ``known``, or loads the data.
+    # Only a method that the user has overridden is a declaration. The method of fedsim's base
+    # classes returns ``known``, or loads the data.
     is_overridden = not type(source).shape_and_classes.__module__.startswith("fedsim.")
     name = "shape_and_classes" if is_overridden else "known"
     declared = source.shape_and_classes(root) if is_overridden else source.known
@@ -247,8 +247,8 @@ def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[objec
     for device, shard in zip(devices, shards, strict=True):
         if not isinstance(shard, Shard):
             return f"{show_value(shard)} as the shard of device {device}"
-        # A device other than 0 may have only test samples, as it may be one of
-        # ``population.tested_only``.
+        # A device other than 0 may have only test samples, as ``population.tested_only`` makes some
+        # devices that never train.
         if not len(shard.train) and (device == 0 or not len(shard.test)):
             return f"no training sample for device {device}"
         for name, index in (("train", shard.train), ("test", shard.test)):

@@ -50,7 +50,9 @@ class Partition(Spec):
     """Default of ``data.augmentation``: whether training images are distorted."""
 
     pools_test: ClassVar[bool] = False
-    """Whether devices get samples of both published sets, and each tests on a tenth of its samples.
+    """Whether published training and test samples are divided together among the devices.
+
+    Each device then tests on a tenth of its samples.
     """
 
     @classmethod
@@ -76,23 +78,23 @@ class Partition(Spec):
             dataset: all samples, divided into training and test samples; ``dataset.by_class``
                 splits indices by label.
             devices: count of devices.
-            streams: random streams of the run; draws of a purpose ``world/data/NAME`` are equal
-                for all strategies.
+            streams: random streams of the run; a stream named ``world/data/NAME`` gives equal
+                draws with all strategies.
 
         Returns:
-            The shards of all devices, which ``federated`` makes from pool indices.
+            The data of all devices, which ``federated`` makes from indices of samples.
 
         Raises:
-            ScenarioError: the partition is not possible, for example as a device has no samples.
+            ScenarioError: the partition is not possible, for example a device would get no samples.
         """
 
     def under(self, root: Path | None) -> Self:
-        """Return this partition, whose relative paths of files (if any) start from a folder.
+        """Return the partition with its relative paths of files, if any, looked up from a folder.
 
         By default there are no files, and the partition itself is returned.
 
         Args:
-            root: the folder; None for the working directory.
+            root: the folder, ``data.root``; None for the working directory or ``$FEDSIM_DATA``.
         """
         return self
 
@@ -100,12 +102,13 @@ class Partition(Spec):
 def federated(
     dataset: Dataset, train: Sequence[Index], test: Sequence[Index], truth: Ints | None = None
 ) -> FederatedData:
-    """Build the data of all devices from the pool indices that each of them gets.
+    """Build the data of all devices from the indices of the samples that each device gets.
 
     Args:
         dataset: all samples.
-        train: training samples of each device, int32 [n] each, at least one.
-        test: test samples of each device, int32 [m] each.
+        train: indices in ``dataset.pool`` of each device's training samples, int32 [n] each; n is
+            at least 1.
+        test: indices in ``dataset.pool`` of each device's test samples, int32 [m] each.
         truth: group of devices with similar data to which each device belongs, int64 [devices];
             None if there are no such groups.
 
@@ -140,7 +143,7 @@ def require_devices(devices: int, most: int, why: str) -> None:
     Args:
         devices: count of devices.
         most: greatest count of devices that is allowed.
-        why: the reason, for the error message.
+        why: the reason for the limit, for the error message.
 
     Raises:
         ScenarioError: there are more than ``most`` devices.
@@ -209,7 +212,7 @@ def hold_out_tenths(
 
     Args:
         dataset: all samples.
-        held: pool indices of each device's samples, int32 [n] each.
+        held: indices in ``dataset.pool`` of each device's samples, int32 [n] each.
         streams: random streams of the run, for the shuffling.
         truth: group of devices with similar data to which each device belongs, int64 [devices];
             None if there are no such groups.
@@ -236,11 +239,11 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
 
     Args:
         dataset: all samples.
-        train: training samples of each device, int32 [n] each.
+        train: indices in ``dataset.pool`` of each device's training samples, int32 [n] each.
         streams: random streams of the run.
 
     Returns:
-        The test samples of each device, int32 [m] each.
+        Indices in ``dataset.pool`` of each device's test samples, int32 [m] each.
     """
     devices = len(train)
     test_by_class = dataset.by_class(dataset.test)
@@ -252,7 +255,7 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
     test_counts = _apportion(np.array(train_counts), available)  # [devices, classes]
     generator = streams.generator("world/data/test")
     samples = []
-    owners = []  # the device of each of the samples
+    owners = []  # device of each sample
     for device_counts, class_index in zip(test_counts.T, test_by_class, strict=True):
         # all test samples of the class, or none if no device trains on the class
         samples.append(generator.permutation(class_index)[: device_counts.sum()])
@@ -261,7 +264,7 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
 
 
 def _apportion(counts: Ints, available: Ints) -> Ints:
-    """Divide the test samples of each class among devices, in proportion to their training samples.
+    """Divide each class's test samples among devices, in proportion to their training samples.
 
     The remainder of a class goes to the devices whose previous shares were rounded down most, so
     that the devices' totals are in proportion too.

@@ -71,7 +71,7 @@ class Occasions(Spec):
         return self.rounds is not None and number in self.rounds
 
     def time(self, index: int) -> float | None:
-        """Return the simulated time at which the data change for the ``index``-th time (s).
+        """Return the simulated time (s) of an occasion, on which the data change.
 
         Args:
             index: index of the occasion, from 0.
@@ -118,7 +118,7 @@ class Shift(Spec):
     """
 
     apart: ClassVar[bool] = False
-    """Whether the data of a device after an occasion are independent of all other candidates."""
+    """Whether a device's change does not depend on which other devices may change their data."""
 
     kind: str
     at: Occasions = Occasions(every_rounds=1)
@@ -204,17 +204,18 @@ class Shift(Spec):
     def apply(
         self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams
     ) -> list[Change]:
-        """Change the data of devices on one occasion, by ``data.replace_shard``.
+        """Change the data of devices on one occasion of the shift, by ``data.replace_shard``.
 
-        ``data.truth`` is the true group of each device: of devices with similar data. If a device's
-        new data belong to another group, an override must change ``data.truth`` too.
+        ``data.truth`` holds the true group of each device; the devices of a group have similar
+        data. If a device's new data belong to another group, an override must change ``data.truth``
+        too.
 
         Args:
             data: the data of all devices, changed in place.
             occasion: index of the occasion, from 0.
             candidates: the devices that may change, int64, distinct, in any order.
-            streams: random streams of the run, for draws of purposes that begin with
-                ``world/drift``.
+            streams: random streams of the run; draws are allowed from streams whose names begin
+                with ``world/drift``.
 
         Returns:
             The changes, one for each device whose data changed.
@@ -244,7 +245,7 @@ class SwapAll(Shift):
         exchanges = generator.random(len(pairs)) < self.probability
         for first, second in pairs[exchanges].tolist():
             changes += exchange(data, first, second, data.current(second), data.current(first))
-            if data.truth is not None:  # the true groups go along
+            if data.truth is not None:  # the devices exchange their true groups, too
                 data.truth[[first, second]] = data.truth[[second, first]]
         return changes
 
@@ -273,8 +274,8 @@ def exchange(
         data: the data of all devices, changed in place.
         first: index of a device.
         second: index of its partner.
-        first_shard: the next shard of ``first``.
-        second_shard: the next shard of ``second``.
+        first_shard: the next data of ``first``: indices and transform of samples.
+        second_shard: the next data of ``second``.
 
     Returns:
         The changes of the first and the second device.

@@ -59,8 +59,8 @@ class Source(Spec):
         """Read the data set.
 
         Args:
-            root: the folder that contains the data sets' folders, ``data.root``; None: these are
-                looked for in the working directory, and then in ``$FEDSIM_DATA``.
+            root: ``data.root``, the folder that contains the data sets' folders. None: the data
+                sets' folders are looked for in the working directory, and then in ``$FEDSIM_DATA``.
 
         Returns:
             Training and test samples with their labels.
@@ -87,8 +87,8 @@ class Source(Spec):
         The data set is loaded for it if the class does not declare both in ``known``.
 
         Args:
-            root: the folder that contains the data sets' folders, ``data.root``; None: these are
-                looked for in the working directory, and then in ``$FEDSIM_DATA``.
+            root: ``data.root``, the folder that contains the data sets' folders. None: the data
+                sets' folders are looked for in the working directory, and then in ``$FEDSIM_DATA``.
         """
         if self.known is not None:
             return self.known

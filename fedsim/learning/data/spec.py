@@ -33,8 +33,8 @@ class DataSpec(Spec):
 
     Attributes:
         source: a name such as ``"mnist"``, or a table with ``kind`` and the source's options.
-        root: the folder that contains the data sets' folders; None: these are looked for in the
-            working directory, and then in ``$FEDSIM_DATA``.
+        root: the folder that contains the data sets' folders. None: the data sets' folders are
+            looked for in the working directory, and then in ``$FEDSIM_DATA``.
         partition: a name, or a table with ``kind`` and options; by default ``iid``, or
             ``synthetic`` for the source ``synthetic``.
         normalize: ``pixel`` scales bytes to [0, 1] (digits: from 0..16), and leaves floats as they
@@ -101,12 +101,12 @@ class DataSpec(Spec):
         """
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
-        store = kept_data()  # of the data sets that several runs share
+        store = kept_data()  # store of the data sets that several runs share
         if store is None:
             return self.source.shape_and_classes(self.own_folder())
         key = self.kept_key
         if key not in store.shapes:
-            with unrecorded():  # the read files are not those of one run
+            with unrecorded():  # several runs share the data, so no run records these files
                 store.shapes[key] = self.source.shape_and_classes(self.own_folder())
         return store.shapes[key]
 
@@ -132,7 +132,7 @@ class DataSpec(Spec):
 
         Args:
             devices: count of devices.
-            streams: random streams of the run; draws have purposes ``world/data/...``.
+            streams: random streams of the run; only streams named ``world/data/...`` are used.
 
         Raises:
             ScenarioError: the partition does not fit the source or the devices.

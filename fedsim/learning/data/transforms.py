@@ -10,7 +10,7 @@ from fedsim.common.streams import Streams
 
 Images = NDArray[np.float32]
 
-_BLOCK = 512  # images distorted at once, which limits the working memory
+_BLOCK = 512  # count of images distorted together, which limits the working memory
 
 
 class Augmentation(Spec):
@@ -21,8 +21,8 @@ class Augmentation(Spec):
     Attributes:
         max_degrees: each image is rotated by an angle uniform in [-max_degrees, max_degrees].
         flip: probability of a mirror image, left to right.
-        shift: each image is moved by a fraction of its side, uniform in [-shift, shift], in both
-            directions.
+        shift: each image is moved down and right, by fractions of its height and width that are
+            uniform in [-shift, shift].
     """
 
     max_degrees: float = Field(default=15.0, ge=0.0, le=180.0)
@@ -41,7 +41,7 @@ def augment(raw: Images, augmentation: Augmentation, seed: int) -> Images:
     Args:
         raw: images [k, c, h, w].
         augmentation: the distortions.
-        seed: seed of the draws; image j is distorted by the draw (seed, j).
+        seed: seed of the draws; the random numbers that distort image j depend on the seed and j.
 
     Returns:
         The distorted images, [k, c, h, w].

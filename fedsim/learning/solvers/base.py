@@ -27,7 +27,7 @@ class Batches:
 
     Attributes:
         rows: indices of the samples of each batch, int64 [steps, width]. A batch with fewer than
-            ``width`` samples is padded with n, the count of the device's samples.
+            ``width`` samples is padded with the number n, the count of the device's samples.
         counts: count of samples in each batch, int64 [steps].
         last_epoch: index of the first step of the last epoch.
         per_epoch: count of steps in an epoch.
@@ -44,8 +44,8 @@ class Batches:
 
     def between(self, begin: int, end: int) -> "Batches":
         """Return the batches of the SGD steps from ``begin`` (included) to ``end`` (excluded)."""
-        # ``last_epoch`` counts from ``begin``. If the part ends before the last epoch, it is the
-        # count of the part's steps.
+        # ``last_epoch`` counts from ``begin``. If the part ends before the last epoch,
+        # ``last_epoch`` is the count of the part's steps.
         last_epoch = max(0, min(self.last_epoch, end) - begin)
         return Batches(self.rows[begin:end], self.counts[begin:end], last_epoch, self.per_epoch)
 
@@ -65,8 +65,8 @@ class Batches:
 def batch_width(samples: int, batch_size: int) -> int:
     """Return the count of samples to which each batch of a device is padded.
 
-    It is the batch size, or less for a device with few samples: their count, rounded up to a power
-    of two, and at least 64. The result depends on no other device.
+    The width is the batch size, or a smaller number if the device has few samples: their count,
+    rounded up to a power of two, but at least 64. The result depends on no other device.
 
     Args:
         samples: count of the device's samples.
@@ -188,7 +188,7 @@ class Descent:
 
 
 class ParameterStep:
-    """SGD of a parameter tensor, in place, with momentum and proximal term.
+    """Optimiser of one parameter tensor: SGD in place, with momentum and proximal term.
 
     Args:
         parameter: the tensor that is trained.
@@ -257,7 +257,7 @@ class ParameterStep:
         kept_share = 1.0 - descent.lr * self.shrinkage
         if self.start is not None:
             weight.mul_(kept_share).add_(self.start, alpha=descent.lr * descent.mu)
-            kept_share = 1.0  # is applied already
+            kept_share = 1.0  # the factor is applied already
         weight.addmm_(left, right, beta=kept_share, alpha=-descent.lr)
         if self.constant is not None:
             weight.sub_(self.constant, alpha=descent.lr)
@@ -365,7 +365,7 @@ class Solver(ABC):
     """Base of the implementations of local training and of tests, for the model of a run.
 
     A subclass implements ``solve``, which trains the model on one device's samples, and
-    ``outputs``, which applies it to test samples. Several threads may use a solver at once.
+    ``outputs``, which applies it to test samples. Several threads may use a solver concurrently.
 
     Args:
         device: torch device of the computation.
@@ -406,7 +406,7 @@ class Solver(ABC):
         The bits of the result do not depend on the order of devices or on the thread.
 
         Args:
-            inputs: the device's start, samples and batches.
+            inputs: the device's start model, samples and batches.
             descent: the rule of an SGD step.
 
         Returns:

@@ -58,8 +58,8 @@ def interrupted_after(seconds: float) -> Iterator[None]:
 class ByTrainer(Reference):
     """Solver that calls the scenario's trainer for each device's training.
 
-    The trainer gets a new copy of the module each time. The names and shapes of the tensors that it
-    returns are checked, and that it has drawn no unseeded random numbers.
+    The trainer gets a new copy of the module each time. An error is raised if the trainer returns
+    tensors of wrong names or shapes, or draws random numbers without a seed.
 
     Args:
         module: the module.
@@ -84,6 +84,10 @@ class ByTrainer(Reference):
 
     def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
         """Train by the scenario's trainer.
+
+        Args:
+            inputs: the device's start model, samples and batches.
+            descent: the rule of an SGD step: learning rate, terms and frozen weights.
 
         Raises:
             SimulationError: the trainer draws from a global random generator or from one without a
@@ -183,8 +187,8 @@ class ByTrainer(Reference):
             descent: the rule of a step.
 
         Raises:
-            SimulationError: the return value is anything else, or the trainer's state has a value
-                that is no tensor.
+            SimulationError: the return value is not two such mappings, a trained tensor is missing
+                or has a wrong shape, or the trainer's state has a value that is no tensor.
         """
         try:
             tensors, numbers = outcome
@@ -208,7 +212,7 @@ class ByTrainer(Reference):
             samples_in_batch = context.data.counts
             reports["batches"] = float(batches)
             reports["share"] = sum(samples_in_batch[:batches]) / sum(samples_in_batch)
-        if self._trainer.state == "fresh":  # ``training.state``: the next training begins without
+        if self._trainer.state == "fresh":  # the device's next training begins without a state
             state = {}
         return Solved(weights, loss, reports, state)
 

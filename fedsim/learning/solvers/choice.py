@@ -22,7 +22,7 @@ def choose_solver(
     losses: Callable[..., torch.Tensor] | None = None,
     lanes: int = LANES,
 ) -> Solver:
-    """Choose the fastest solver that can train a model in the trainer's precision.
+    """Choose the solver for a model by ``training.solver``, the trainer and the torch device.
 
     Args:
         model: a description of fedsim's own layers, or a torch module.
@@ -36,8 +36,8 @@ def choose_solver(
 
     Returns:
         For a trainer other than fedsim's SGD, ``CohortByTrainer`` if the trainer trains several
-        devices at once, else ``ByTrainer``. For fedsim's SGD: ``Reference`` for ``reference``, also
-        on a GPU; ``Cohort`` for ``cohort``, and for ``fast`` on a GPU; for ``fast`` on a CPU
+        devices together, else ``ByTrainer``. For fedsim's SGD: ``Reference`` for ``reference``,
+        also on a GPU; ``Cohort`` for ``cohort``, and for ``fast`` on a GPU; for ``fast`` on a CPU
         ``Dense`` if ``model`` is a description of dense layers and the loss is cross-entropy, else
         ``Reference``.
 

@@ -1,4 +1,4 @@
-"""The cohort solver: local SGD of many devices at once, as one stack of models by autograd."""
+"""The cohort solver: local SGD of many devices together, as one stack of models by autograd."""
 
 import math
 import warnings
@@ -31,7 +31,7 @@ from fedsim.learning.solvers.watched import ModuleCopy
 from fedsim.learning.spec import LANES, Trainer, TrainingSession
 
 _ALIGNED = 16  # sizes of padded batches are multiples of this, which aligns each lane's memory
-_TOLERANCE = 1e-2  # most difference from plain torch (norm), as a share of the step's change
+_TOLERANCE = 1e-2  # greatest difference from plain torch (norm), relative to the step's change
 _TOLERANCE_BF16 = 5e-2  # tolerance for products in bfloat16, which has 8 binary digits
 _STEEP_LR = 2.0**24  # so large a learning rate that a gradient's last bits show in float32 weights
 _NOISE = 0.1  # standard deviation of the noise that makes the weights of lanes differ
@@ -41,7 +41,7 @@ _FALLBACK_WARNING = (
 
 
 def _warn_of_operations(*, warns: bool) -> None:
-    """Set whether torch warns of operations that it cannot compute for a stack at once."""
+    """Set whether torch warns of operations that it cannot compute for a whole stack."""
     vars(torch._C._functorch)["_set_vmap_fallback_warning_enabled"](warns)
 
 
@@ -52,7 +52,7 @@ class StackKind(NamedTuple):
     """Properties that trainings must share to be computed together, as one stack of models.
 
     Attributes:
-        width: samples in a padded batch.
+        width: count of samples in a padded batch.
         descent: the rule of a step, with ``lr`` set to 0, as the learning rates of fedsim's SGD may
             differ within a stack.
         contrast: weight and temperature of the contrastive term of the loss; None for no term.
@@ -69,7 +69,7 @@ class StackKind(NamedTuple):
 
 
 class Cohort(Reference):
-    """Solver that trains the models of several devices at once, stacked by ``torch.func``.
+    """Solver that trains the models of several devices together, stacked by ``torch.func``.
 
     A stack has a fixed count of lanes, each with one model, and all batches are padded to one size.
     The bits of a result thus depend neither on the other lanes nor on the lane that computes it.
@@ -88,8 +88,8 @@ class Cohort(Reference):
         obstacle: the reason why the module can never be stacked; "" if there is none.
         stackable_widths: counts of samples in a padded batch for which ``try_stack`` has found that
             stacks give correct results; trainings with other batches are carried out one at a time.
-        one_by_one: names of operations of the module that torch cannot compute for all models of a
-            stack at once, and computes model by model.
+        one_by_one: names of operations of the module that torch cannot compute for a whole stack,
+            and computes model by model.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class Cohort(Reference):
         return solved
 
     def solve_all(self, trainings: Sequence[tuple[LocalSolve, Descent]]) -> list[Solved]:
-        """Train in stacks of ``lanes`` models where that gives correct results, else one by one."""
-        results: dict[int, Solved] = {}  # by position in ``trainings``
-        positions_of_kind: dict[StackKind, list[int]] = {}  # trainings that can share a stack
+        """Train in stacks of ``lanes`` models if that gives correct results, else one by one."""
+        results: dict[int, Solved] = {}  # position in ``trainings`` -> result
+        positions_of_kind: dict[StackKind, list[int]] = {}  # positions of trainings for one stack
         for position, (solve, descent) in enumerate(trainings):
             kind = self._kind_of(solve, descent)
             if solve.batches.steps and kind.width in self.stackable_widths:
@@ -174,7 +174,7 @@ class Cohort(Reference):
         kind: StackKind,
         trainings: Sequence[tuple[LocalSolve, Descent]],
     ) -> list[Solved]:
-        """Carry out several devices' trainings at once, as one stack of models.
+        """Carry out several devices' trainings together, as one stack of models.
 
         If there are fewer trainings than ``lanes`` (places in the stack), the last one is repeated.
 
@@ -202,7 +202,7 @@ class Cohort(Reference):
             stack.load(self._stack_models([solve.weights for solve, _ in trainings]), constant)
             loss_sums = stack.descend(plan, x, y, self._lane_steps(kind, training_of_lane))
             weights = _models_of(stack.weights(), [solve for solve, _ in trainings])
-        results = []  # of the lanes that do not repeat a training
+        results = []  # results of the lanes that do not repeat a training
         host_loss_sums = to_host(loss_sums).tolist()
         for lane, (solve, _) in enumerate(trainings):
             results.append(Solved(weights[lane], solve.batches.mean_loss(host_loss_sums[lane])))
@@ -221,7 +221,7 @@ class Cohort(Reference):
         Returns:
             The models of all lanes, float [W, d], which must not be changed.
         """
-        copies: dict[int, Tensor] = {}  # by id(model)
+        copies: dict[int, Tensor] = {}  # id(model) -> the model on the torch device
         for model in models:
             if id(model) not in copies:
                 copies[id(model)] = on_device(model, self.device)
@@ -310,20 +310,21 @@ class Cohort(Reference):
         contrasts = [solve.contrast for solve in solves if solve.contrast is not None]
 
         def represent(weights: FlatModel, x: Tensor) -> Tensor:
-            self._apply(copied_module, weights, x)  # for the inputs that are recorded on the way
+            self._apply(copied_module, weights, x)  # ``representations`` records this forward pass
             return representations.take_all()
 
-        by_received = []  # of each lane, [n, r]
+        # representations of each lane's samples by its two fixed models, [n, r] each
+        by_received = []
         by_previous = []
         for solve, contrast in zip(solves, contrasts, strict=True):
             by_received.append(represent(solve.weights, solve.x))
             by_previous.append(represent(contrast.previous, solve.x))
-        received = torch.cat(by_received)  # of the samples of all lanes
+        received = torch.cat(by_received)  # representations of the samples of all lanes
         previous = torch.cat(by_previous)
         term = contrasts[0]  # weight and temperature are equal in all lanes
 
         def contrast_of(rows: Tensor) -> Tensor:
-            current = representations.take_last()  # of the forward pass of the step in progress
+            current = representations.take_last()  # recorded in the forward pass of this step
             return term.weight * contrastive_terms(
                 current, received[rows], previous[rows], term.temperature
             )
@@ -335,9 +336,9 @@ class Cohort(Reference):
 
         If they can, the size is added to ``stackable_widths``. There are two conditions. The
         change by the step must agree with the change that ``Reference`` computes, up to rounding.
-        The gradients must have the same bits in each lane (place) of a stack. They do not for some
-        sizes of tensors on a CPU: the order of the sums in a matrix product depends on whether a
-        lane's matrix begins at a cache line.
+        The gradients must have the same bits in each lane (place) of a stack. For some sizes of
+        tensors on a CPU the bits differ: the order of the sums in a matrix product depends on
+        whether a lane's matrix begins at a cache line.
 
         Args:
             solve: the training of which the first step is tried.
@@ -373,8 +374,8 @@ class Cohort(Reference):
     def _compare_with_plain(self, step: LocalSolve, stacked: Solved, plain: Solved) -> str:
         """Compare the result of a stack with the result of plain torch for the same SGD step.
 
-        The norm of their difference may be a small share of the step's change of the weights, as
-        the two add up in different orders.
+        The results may differ slightly, as sums are computed in different orders: the norm of the
+        difference may be a small share of the norm of the step's change of the weights.
 
         Args:
             step: the inputs of the step.
@@ -435,7 +436,7 @@ class Cohort(Reference):
 
 
 class CohortByTrainer(Cohort, ByTrainer):
-    """Solver that trains the models of several devices at once, by the optimiser of a trainer.
+    """Solver that trains the models of several devices together, by the optimiser of a trainer.
 
     The models are stacked, as by ``Cohort``.
 
@@ -499,10 +500,10 @@ def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
 
 
 def _models_of(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:
-    """Return the trained models of a stack, each where the start of its training lies.
+    """Return the trained models of a stack, on the host or on the torch device.
 
-    The start lies on the host or on the torch device. All models for the host are copied there at
-    once.
+    Each model is returned where the start of its training lies. All models for the host are copied
+    there together.
 
     Args:
         weights: the models of all lanes on the torch device, float [W, d].
@@ -531,7 +532,7 @@ def _are_equal(first: Sequence[Solved], second: Sequence[Solved]) -> bool:
 
 @contextmanager
 def _noted_operations() -> Iterator[list[str]]:
-    """Return a context that lists the operations that torch cannot compute for all models at once.
+    """Return a context that lists the operations that torch cannot compute for a whole stack.
 
     Yields:
         A list, to which the operations' names are added at the end of the context.

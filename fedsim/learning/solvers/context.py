@@ -56,7 +56,7 @@ class LocalData:
         self.y = y
         self._draws = draws  # context of the module's own draws; None if it draws none
         self.counts: list[int] = solve.batches.counts.tolist()
-        # of the current batch; there is none before the iteration
+        # indices of the samples in the current batch; empty before the iteration
         self.batch = torch.arange(0, device=x.device)
         self.in_last_epoch = False
         self.taken = 0  # count of batches so far
@@ -222,13 +222,13 @@ class Representations:
         self._inputs.append(args[0])
 
     def take_all(self) -> Tensor:
-        """Return the representations of all passes since the last call, [n, r], and forget them."""
+        """Return the inputs of the last dense layer in all passes since the last call, [n, r]."""
         representation = torch.cat(self._inputs).flatten(1)
         self._inputs.clear()
         return representation
 
     def take_last(self) -> Tensor:
-        """Return the representations of the last forward pass, [b, r], and forget all passes."""
+        """Return the inputs of the last dense layer in the last pass, [b, r], and forget all."""
         representation = self._inputs[-1].flatten(1)
         self._inputs.clear()
         return representation
@@ -242,6 +242,8 @@ def contrastive_terms(
     current: Tensor, received: Tensor, previous: Tensor, temperature: float
 ) -> Tensor:
     """Return MOON's contrastive term of each sample, without its weight, [b].
+
+    A representation of a sample is the input of the model's last dense layer.
 
     Args:
         current: representations by the model in training, [b, r].
@@ -276,13 +278,13 @@ def contrastive_loss(
     """
     representations = Representations(module)
     with torch.no_grad():
-        apply(start)  # for the representations that are recorded on the way
+        apply(start)  # ``representations`` records this forward pass
         received = representations.take_all()
         apply(contrast.previous)
         previous = representations.take_all()
 
     def loss(batch: Tensor) -> Tensor:
-        current = representations.take_last()  # of the step's forward pass
+        current = representations.take_last()  # recorded in the step's forward pass
         terms = contrastive_terms(current, received[batch], previous[batch], contrast.temperature)
         return contrast.weight * terms.mean()
 

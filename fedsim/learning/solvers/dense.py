@@ -126,7 +126,7 @@ def _in_weight_space(
     """Prepare the training of the first layer, in which each step changes the layer's kernel.
 
     Args:
-        solve: the device's start, samples and batches.
+        solve: the device's start model, samples and batches.
         kernel: the kernel before the training, [outputs, inputs]; overwritten by the trained one.
         constant: part of the gradient that is equal in all steps, [outputs, inputs]; None for 0.
         descent: the rule of an SGD step.
@@ -138,8 +138,8 @@ def _in_weight_space(
     samples = np.ascontiguousarray(samples)
     constants = None if constant is None else [constant]
     stacks = _parameter([kernel], constants, descent, kernel.dtype)
-    trained = Parameter(*(stack[0] for stack in stacks))  # of stacks of one matrix
-    # empty, as only sample space has them
+    trained = Parameter(*(stack[0] for stack in stacks))  # each stack has one matrix
+    # empty, as only sample space has products and shares
     no_products = kernel[None, :0]
     no_shares = kernel[:0]
     first_layer = FirstLayer(samples, trained, no_products, no_shares, is_transposed=False)
@@ -156,7 +156,7 @@ def _in_sample_space(
     This function computes the products of W_0 and C with the samples.
 
     Args:
-        solve: the device's start, samples and batches.
+        solve: the device's start model, samples and batches.
         kernel: W_0, the kernel before the training, [outputs, inputs], in torch's memory;
             overwritten by the trained kernel.
         constant: C, the part of the gradient that is equal in all steps, [outputs, inputs]; None
@@ -266,7 +266,7 @@ def train(
         flat: the model, [d], which is trained in place. The array must share memory that torch has
             allocated, as its alignment determines the last bits of the result.
         sizes: count of features, then the count of outputs of each layer.
-        solve: the device's start, samples and batches, of at least one step.
+        solve: the device's start model, samples and batches, of at least one step.
         descent: the rule of an SGD step.
         prepare_first_layer: function that prepares the training of the first layer:
             ``_in_weight_space`` (steps change the kernel), or ``_in_sample_space`` (steps change
@@ -345,14 +345,14 @@ def train_by_products(
     Args:
         weights: the model, [d].
         sizes: count of features, then the count of outputs of each layer.
-        solve: the device's start, samples and batches, of zero or more steps.
+        solve: the device's start model, samples and batches, of zero or more steps.
         descent: the rule of an SGD step.
 
     Returns:
         The mean loss over the last epoch; NaN if there are no steps.
     """
     layers = list(split(weights, sizes))
-    # of the first layer's kernel, its bias, the second layer's kernel, ...
+    # one object for each tensor: the first layer's kernel, its bias, the second layer's kernel, ...
     parameter_steps = _parameter_steps(layers, sizes, solve, descent)
     batches = solve.batches
     x = solve.x.reshape(len(solve.x), -1).to(weights.dtype)
@@ -399,7 +399,7 @@ def _parameter_steps(
     Args:
         layers: each layer's kernel, [outputs, inputs], and bias, [outputs], as views of the model.
         sizes: count of features, then the count of outputs of each layer.
-        solve: the device's start, samples and batches.
+        solve: the device's start model, samples and batches.
         descent: the rule of an SGD step.
     """
     constants: list[Tensor | None] = [None] * (2 * len(layers))
@@ -543,7 +543,7 @@ class Dense(Solver):
 
     @torch.inference_mode()
     def outputs_each(self, weights: Sequence[FlatModel], xs: Sequence[Tensor]) -> list[Tensor]:
-        """Apply all models at once, each to its own samples, padded to one count."""
+        """Apply all models together, each to its own samples, padded to one count."""
         longest = max(len(x) for x in xs)
         # the samples of all models, padded to one count: [models, longest, features]
         samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)

@@ -35,8 +35,8 @@ def descend(
     Args:
         first_layer: the first layer.
         kernels: kernels of all later layers, padded with zeros to one shape, [layers - 1, rows,
-            columns]; the count of rows is the most outputs of a layer, rounded up to a multiple of
-            four, and the count of columns the most inputs.
+            columns]; the count of rows is the greatest count of outputs of a layer, rounded up to a
+            multiple of four, and the count of columns is the greatest count of inputs.
         biases: biases of all layers, padded with zeros to one shape, [layers, 1, columns].
         sizes: count of outputs of each layer, int64 [layers].
         plan: labels and batches.

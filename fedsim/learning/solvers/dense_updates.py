@@ -24,7 +24,7 @@ def descend_kernel(
     The gradient of the loss is error^T features[batch].
 
     Args:
-        kernel: the kernel, [outputs padded to fours, inputs].
+        kernel: the kernel, [outputs, inputs], with rows of zeros up to a multiple of four.
         outputs: count of outputs.
         features: the layer's inputs for all samples, [n, inputs].
         batch: indices of the batch's samples, int64 [b], padded to a multiple of four.
@@ -73,7 +73,7 @@ def descend_coefficients(
 def descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, rule: Rule) -> None:
     """Change a layer's bias by one SGD step, in place.
 
-    Its gradient is the sum of ``error`` over the batch.
+    The gradient of the bias is the sum of ``error`` over the batch.
 
     Args:
         bias: the bias, [1, outputs].

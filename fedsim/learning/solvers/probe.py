@@ -105,7 +105,7 @@ def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> Non
     if draw_places:
         raise ScenarioError(entropy_message(draw_places, _WHERE))
     solver.watch.harmless = harmless
-    solver.keyed = dict(solver.drawn)  # intercepting draws is slow, and is only for what draws
+    solver.keyed = dict(solver.drawn)  # only if there are draws, as intercepting them is slow
 
 
 def _training(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
@@ -198,7 +198,7 @@ def _refuse_outputs(
             f"the loss of {len(y)} samples by the module of model.factory has the shape "
             f"{form}; allowed is [{len(y)}], one loss a sample (reduction='none')"
         )
-    _run_user_code(lambda: objective.answers(outputs) == y)  # raises if they cannot be compared
+    _run_user_code(lambda: objective.answers(outputs) == y)  # raises if they are not comparable
 
 
 def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
@@ -243,7 +243,7 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
     Raises:
         ScenarioError: the results differ, or a repetition changes memory again.
     """
-    # results are named by their training's place in the order of its copy
+    # ``first``, ``repeated`` and ``last`` tell when the training ran on its copy
     first_copy = _fresh_copy(solver)
     second_copy = _fresh_copy(solver)
     first_a = _train(solver, first_copy, a)
@@ -254,7 +254,7 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
     if second_changes:
         raise ScenarioError(changed_memory_message(second_changes, _WHERE))
     last_b = _train(solver, first_copy, b)
-    clear_caches(second_copy.module)  # both copies share them, and A has filled them
+    clear_caches(second_copy.module)  # both copies share caches, and A has filled them
     first_b = _train(solver, second_copy, b)
     changes += _find_changes(second_copy)
     last_a = _train(solver, second_copy, a)
@@ -334,7 +334,7 @@ def _repetition_error(changes: list[str]) -> ScenarioError:
 
 
 def _find_single_sample_obstacle(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -> str:
-    """Train the module on a batch of a single sample, to find out whether it can be.
+    """Train the module on a batch of a single sample, to find out whether this is possible.
 
     Args:
         solver: solver of the module.
@@ -343,7 +343,7 @@ def _find_single_sample_obstacle(solver: Reference, weights: Weights, x: Tensor,
         y: targets of the samples.
 
     Returns:
-        The reason why it fails, such as the name of a batch norm; "" if it does not.
+        The reason why the training fails, such as the name of a batch norm; "" if it succeeds.
     """
     batches = draw_batches(np.random.default_rng(0), 1, Batching(1), LocalEpochs(1))
     solve = LocalSolve(weights, x[:1], y[:1], batches)

@@ -38,11 +38,11 @@ from fedsim.learning.solvers.context import (
 from fedsim.learning.solvers.dropout import step_key, with_keyed_dropout
 from fedsim.learning.solvers.watched import ModuleCopy, Watch, run_user_code
 
-# values in the samples of one forward pass, so that activations stay in the cache
+# count of values in the samples of one forward pass, so that activations stay in the cache
 _APPLIED_AT_ONCE = 1 << 16
 _GROUP = 16  # count of samples whose float32 values always fill whole cache lines (64 bytes)
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
-_REPEATED_STEPS = 3  # first steps that each thread trains twice, to compare the results
+_REPEATED_STEPS = 3  # count of first steps that each thread trains twice, to compare results
 _TEST_KEY = 0x7E57  # key of random draws in tests, equal for all models and devices
 _LOSS_KEY = 0x7E58  # key of random draws in the loss of tests
 
@@ -86,7 +86,7 @@ class Reference(Solver):
         self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._is_image:  # convolutions are faster with the channels of a pixel side by side
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        _share_buffers_again(module, self._template)  # ``to`` has given each its own memory
+        _share_buffers_again(module, self._template)  # ``to`` has given each buffer its own memory
         self.watch = Watch(self._template, device)
         self._has_loss = hasattr(self._template, "loss")
         self._losses = losses
@@ -226,7 +226,7 @@ class Reference(Solver):
         modules, do nothing.
 
         Args:
-            solve: the device's start, samples and batches.
+            solve: the device's start model, samples and batches.
             descent: the rule of an SGD step.
 
         Raises:
@@ -249,7 +249,7 @@ class Reference(Solver):
 
         Args:
             copied_module: the copy of the module.
-            solve: the device's start, samples and batches.
+            solve: the device's start model, samples and batches.
             descent: the rule of an SGD step.
         """
         module = copied_module.module
@@ -275,7 +275,7 @@ class Reference(Solver):
         """Return, for each trained parameter, the object that takes the parameter's SGD steps.
 
         Args:
-            solve: the device's start, samples and batches.
+            solve: the device's start model, samples and batches.
             descent: the rule of an SGD step.
             trained: name -> tensor of the flat model.
         """
@@ -302,11 +302,11 @@ class Reference(Solver):
 
         Args:
             copied_module: the copy of the module.
-            solve: the device's start, samples and batches.
+            solve: the device's start model, samples and batches.
             descent: the rule of an SGD step.
 
         Yields:
-            The tensors of the flat model by name, and the context with batches and loss.
+            Name -> tensor that is trained and sent, and the context with batches and loss.
         """
         module = copied_module.module
         draws = KeyedDraws() if self.keyed["training"] else None
@@ -498,7 +498,7 @@ def _concatenated(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def flat_result(parameters: Sequence[Tensor], solve: LocalSolve, descent: Descent) -> FlatModel:
-    """Concatenate trained tensors to a flat model, with the device and dtype of the start.
+    """Concatenate trained tensors to a flat model, with the torch device and dtype of the start.
 
     Args:
         parameters: the trained tensors.

@@ -56,7 +56,7 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
 
     Args:
         solves: the trainings, one for each lane (place in the stack).
-        width: samples in a padded batch.
+        width: count of samples in a padded batch.
         device: torch device of the result.
     """
     lanes = len(solves)
@@ -64,7 +64,8 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
     shape = (steps, lanes, width)
     rows = np.zeros(shape, dtype=np.int64)
     mask = np.zeros(shape, dtype=np.float32)
-    sizes = np.ones(shape[:2], dtype=np.float32)  # 1 after a lane's last step: the loss divides
+    # 1 for a lane that takes no step, as losses are divided by the sizes
+    sizes = np.ones(shape[:2], dtype=np.float32)
     is_active = np.zeros(shape[:2], dtype=np.bool_)
     in_last_epoch = np.zeros(shape[:2], dtype=np.bool_)
     dropout_keys = np.zeros(shape[:2], dtype=np.int64)
@@ -99,8 +100,9 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
 class LaneBatch(NamedTuple):
     """Padded batches of all lanes of a stack, in one step.
 
-    A lane is the training of one model in the stack. Within ``torch.func.vmap``, an object has the
-    batch of one lane, and all shapes are without W.
+    A lane is the training of one model in the stack. There are W lanes, and b samples in a padded
+    batch. Within ``torch.func.vmap``, an object has the batch of one lane, and all shapes are
+    without W.
 
     Attributes:
         x: samples, [W, b, *shape].
@@ -171,7 +173,7 @@ class LaneSteps(Protocol):
     def take(
         self, tensors: dict[str, Tensor], gradients: dict[str, Tensor], active: Tensor | None
     ) -> None:
-        """Change all stacked models by one step.
+        """Change all W stacked models by one step.
 
         Args:
             tensors: name -> tensor [W, *shape], which is changed or replaced.
@@ -229,7 +231,7 @@ class OptimizerSteps:
     def take(
         self, tensors: dict[str, Tensor], gradients: dict[str, Tensor], active: Tensor | None
     ) -> None:
-        old_weights = {}  # before the step; empty if all models take it
+        old_weights = {}  # tensors before the step; empty if all models take the step
         for name, parameter in self._parameters.items():
             parameter.grad = gradients[name]
             if active is not None:
@@ -240,7 +242,7 @@ class OptimizerSteps:
 
 
 class Stack:
-    """Models of several devices that are trained at once, stacked along a first dimension.
+    """Models of several devices that are trained together, stacked along a first dimension.
 
     ``load`` sets the models, ``descend`` trains them, and ``weights`` returns them.
 
@@ -261,7 +263,7 @@ class Stack:
         self._sizes = [tensor.numel() for tensor in flat.values()]
         # name of each trained tensor -> ``Descent.shrinkage``, its factor in its own gradient
         self._shrinkage: dict[str, float] = {}
-        # ``rules`` sets the learning rate of a frozen tensor to 0. Any rate but 0 shows it.
+        # ``rules`` sets the learning rate of a frozen tensor to 0; with rate 1 this can be seen.
         for name, rule in rules(replace(descent, lr=1.0), flat).items():
             tensor = flat[name]
             if tensor.requires_grad and rule.lr:
@@ -272,11 +274,11 @@ class Stack:
             if isinstance(part, KeyedDropout):
                 self._key_buffers.append(f"{name}.key")
         # name -> tensor of all W models, [W, *shape]; set by ``load``
-        self._trained: dict[str, Tensor] = {}  # changed by each step
-        self._fixed: dict[str, Tensor] = {}  # not trained
-        self._start: dict[str, Tensor] = {}  # before the first step; empty without proximal term
-        self._constant: dict[str, Tensor] = {}  # part of all gradients; empty for 0
-        # the gradients of all models' losses, and the sums of their samples' losses, [W]
+        self._trained: dict[str, Tensor] = {}  # tensors that each step changes
+        self._fixed: dict[str, Tensor] = {}  # tensors that are not trained
+        self._start: dict[str, Tensor] = {}  # trained tensors at first; empty without proximal term
+        self._constant: dict[str, Tensor] = {}  # part of the gradient in each step; empty for 0
+        # returns the gradients of all models' losses, and the sums of their samples' losses, [W]
         self._gradients = vmap(grad(self._loss, has_aux=True))
 
     def _loss(
@@ -342,7 +344,7 @@ class Stack:
         return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
     def descend(self, plan: LanePlan, x: Tensor, y: Tensor, steps: LaneSteps) -> Tensor:
-        """Carry out all SGD steps of several trainings at once; each is a lane of the stack.
+        """Carry out all SGD steps of several trainings together; each training is a lane.
 
         The host does not wait for the torch device between steps.
 
@@ -359,7 +361,7 @@ class Stack:
         loss_sums = torch.zeros(lanes, dtype=torch.float64, device=x.device)
         steps.begin(self._trained)
         for step in range(plan.steps):
-            rows = plan.rows[step]  # of all lanes' batches, concatenated
+            rows = plan.rows[step]  # sample indices of all lanes' batches, concatenated
             batch = LaneBatch(
                 x=_by_lane(x[rows], lanes),
                 y=_by_lane(y[rows], lanes),
@@ -406,9 +408,9 @@ def _by_lane(samples: Tensor, lanes: int) -> Tensor:
 
 
 def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor:
-    """Choose for each stacked model its weights after a step, or before it if it takes no step.
+    """Return the stacked models after a step, in which models that take no step are unchanged.
 
-    Models whose trainings have fewer steps than others of the stack thus stay unchanged.
+    A model takes no step if its training has fewer steps than other trainings of the stack.
 
     Args:
         active: whether each model takes the step, bool [W]; None if all do.

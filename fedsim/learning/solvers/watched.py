@@ -21,11 +21,11 @@ from fedsim.learning.hidden_memory import Token, differences, read_memory
 from fedsim.learning.modules import copy_module, trained_tensors
 
 R = TypeVar("R")
-_CHECK_INTERVAL = 8  # trainings between two checks of the state that a module keeps
+_CHECK_INTERVAL = 8  # count of trainings between two checks of the state that a module keeps
 _TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 
 MOST_SHOWN = 5
-"""Most names or places in an error message."""
+"""Greatest count of names or places in an error message."""
 
 
 class ModuleCopy:
@@ -68,8 +68,7 @@ class ModuleCopy:
     def restore(self) -> None:
         """Put back the original tensors of buffers that a forward pass has replaced.
 
-        Only the buffers of the flat model are put back: float buffers that are sent with the
-        parameters.
+        Only float buffers that are sent with the parameters are put back.
         """
         for part, key, tensor in self._model_buffers:
             part._buffers[key] = tensor
@@ -78,7 +77,7 @@ class ModuleCopy:
         """Return whether a forward pass has put another tensor in place of a buffer's original.
 
         Args:
-            name: torch's name of a buffer of the flat model, such as ``1.running_mean``.
+            name: torch's name of a buffer that is sent, such as ``1.running_mean``.
         """
         original = self.model_tensors[name]
         owners = [(part, key) for part, key, tensor in self._model_buffers if tensor is original]

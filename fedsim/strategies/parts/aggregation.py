@@ -171,7 +171,7 @@ class Aggregation(Spec):
         """Check that the values of the keys work with the count of updates in a round.
 
         Args:
-            clients: count of updates that are combined at once.
+            clients: count of updates that are combined into one model.
 
         Raises:
             ScenarioError: a value does not work with ``clients`` updates.

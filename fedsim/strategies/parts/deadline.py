@@ -33,10 +33,10 @@ DEADLINES = Registry(
 class Deadline(Spec):
     """Base of the rules for how long the clients of a round may take (``strategy.deadline``).
 
-    Memory between rounds is in the argument ``state``. When the time of a round is over, the
-    strategy ends the open tasks as late (``Synchronous._end_open``), unless it lets them go on
-    (``Traits.late_goes_on``). If the deadline bounds the training alone (``bounds_training``), the
-    step ``Train`` of each client decides whether the client is late.
+    A rule stores its memory between rounds in ``state``, an argument of its methods. When the time
+    of a round is over, the strategy ends the open tasks as late (``Synchronous._end_open``), unless
+    it lets them go on (``Traits.late_goes_on``). If the deadline bounds only the training
+    (``bounds_training``), the step ``Train`` of each client decides whether the client is late.
     """
 
     kind: str
@@ -74,7 +74,7 @@ class Deadline(Spec):
     def least_s(self) -> float:
         """Return the time that clients have in the first round (s).
 
-        If the deadline bounds the training alone (``bounds_training``), this time limits each
+        If the deadline bounds only the training (``bounds_training``), this time limits each
         training, in all rounds. Otherwise a scenario in which no device could receive the
         model within this time is refused, unless the time depends on the mean time of an epoch.
         """

@@ -141,7 +141,7 @@ class KeepingClient(PartClient):
         ``kept``, the remaining tensors, is a header: it costs no bytes, as it stays on the device.
         """
         reply = self._client.reply(device, instruction, result) or {}
-        split = self._part  # ranges of the parameters that are sent, and of those that are kept
+        split = self._part  # ranges of the sent parameters, and of the kept parameters
         assert result.update is not None
         assert result.trained is not None
         # ``taken`` reads the kept tensors from the first model, or from the second if the first has

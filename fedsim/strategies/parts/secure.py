@@ -64,8 +64,8 @@ class SecureAggregation(Spec):
             masks.
         key: bytes of a public key.
         share: bytes of an encrypted share.
-        mask_rate: bytes of float32 for which the server computes masks in a second; None: masks
-            take no time.
+        mask_rate: bytes of masks (float32) that the server computes in a second; None: masks take
+            no time.
         patience: time that clients have for each of the three additional phases (s).
     """
 
@@ -112,7 +112,7 @@ class SecureAggregation(Spec):
         if self.neighbors is None or self.neighbors >= count:
             return {client: [peer for peer in clients if peer != client] for client in clients}
         half = self.neighbors // 2
-        offsets = [*range(-half, 0), *range(1, half + 1)]  # of the neighbours in the ring
+        offsets = [*range(-half, 0), *range(1, half + 1)]  # from client to neighbours in the ring
         graph = {}
         for position, client in enumerate(clients):
             graph[client] = [clients[(position + offset) % count] for offset in offsets]
@@ -298,7 +298,7 @@ class SecurePhases:
         """Return with how many clients a client exchanges keys or shares in a phase.
 
         The count is 0 in ``secure-keys``, before neighbours are chosen. In ``secure-unmask`` only
-        neighbours count that have shared their secrets.
+        neighbours that have shared their secrets count.
 
         Args:
             device: ID of the client's device.

@@ -194,13 +194,13 @@ class Selection(Spec):
     def repeats(self) -> bool:
         """Whether one client may be drawn several times for a round.
 
-        Its update then counts several times in the mean (``draws_of``). Strategies that do more
-        with updates than to average them refuse such a selection.
+        The client's update then counts several times in the mean (``draws_of``). Strategies that
+        use updates for more than their mean refuse such a selection.
         """
         return False
 
     def draws_of(self, state: PartState, device: int) -> int:
-        """Return how often a client of the present cohort was drawn.
+        """Return how often a client was drawn for the present round; by default 1.
 
         Args:
             state: state of the selection.
@@ -283,10 +283,10 @@ class Selection(Spec):
 
     @returns("a list of devices that 'select' has chosen", _find_wrong_candidate)
     def asked_first(self, state: PartState, chosen: list[int]) -> list[int]:
-        """Return the chosen devices that are asked a question before they may join the cohort.
+        """Return the chosen devices that are asked a question before they may join the round.
 
         Called only if the selection ``asks``; by default all are asked. The other devices join the
-        cohort without a question.
+        round without a question.
 
         Args:
             state: state of the selection.
@@ -320,7 +320,8 @@ class Selection(Spec):
     async def learn(self, server: Server, state: PartState) -> None:
         """Learn from all reports of a round that is over, or of a version that was published.
 
-        By default nothing is done. ``ServerModels.numbers`` reads the reports' values.
+        Reports are contents that clients add to their updates (``report``). By default nothing is
+        done. ``ServerModels.numbers`` reads the reports' values.
 
         Args:
             server: API of the strategy's server code.
@@ -343,7 +344,7 @@ class Selection(Spec):
     async def choose(
         self, server: Server, state: PartState, count: int, answers: Answers
     ) -> list[int]:
-        """Return the candidates that join the cohort, when they have answered the question.
+        """Return the candidates that join the round, when they have answered the question.
 
         Args:
             server: API of the strategy's server code.
@@ -429,10 +430,10 @@ SelectionSpec = Annotated[Selection, KindField(SELECTIONS)]
 
 @dataclass
 class RandomState(State):
-    """State of the selection ``random``: how often each device was drawn for the present cohort.
+    """State of the selection ``random``: how often each device was drawn for the present round.
 
     Attributes:
-        draws: Device ID -> how often the device was drawn for the present cohort, with
+        draws: Device ID -> how often the device was drawn for the present round; empty without
             ``replacement``.
     """
 

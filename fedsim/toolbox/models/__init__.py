@@ -1,1 +1,1 @@
-"""Kinds of ``model``: models of papers, models of tokens, and models described by a card."""
+"""Kinds of the table ``model``: models of papers, of token sequences, and large ones by sizes."""

@@ -20,7 +20,7 @@ _ACTIVATION_BYTES = 34.0
 _INPUT_BYTES = 2.0  # part of ``_ACTIVATION_BYTES`` that is for the layer's input, in 16 bits
 # bytes per token and word of the vocabulary: a logit and a logarithmic probability in float32
 _LOGIT_BYTES = 8.0
-# shape and count of classes, on which no size of a card depends
+# placeholder for a sample's shape and the count of classes, on which no size of a card depends
 _NO_DATA: tuple[Shape, int] = ((), 0)
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -39,7 +39,7 @@ class ModelCard(PartedModel):
         params: number of parameters.
         layers: number of equal transformer layers.
         dense: the dense layers within each transformer layer, as name -> [inputs, outputs].
-            Adapters (``model.lora``) are added to these.
+            Adapters (``model.lora``) are added to these layers.
         tokens: number of tokens of a sample.
         vocabulary: number of outputs of each token, which need 8 bytes each until the backward
             pass; 0: they are not counted.
@@ -123,7 +123,7 @@ class ModelCard(PartedModel):
         return self.tokens * (token + adapters), self.tokens * trained
 
     def _count_backward_layers(self) -> int:
-        """Return how many layers the backward pass traverses, from the last to the first trained."""
+        """Return how many layers the backward pass traverses, the first trained layer to the last."""
         first_trained = 0
         if self.lora is not None:
             trained = self.trained(*_NO_DATA)
@@ -139,7 +139,7 @@ class ModelCard(PartedModel):
         return forward * self._activation_gradient_ratio() + trained
 
     def _activation_gradient_ratio(self) -> float:
-        """Return the FLOPs of the gradients of activations, divided by those of a forward pass.
+        """Return the FLOPs of the gradients of activations, as a multiple of a forward pass's FLOPs.
 
         With ``recompute`` the FLOPs include a second forward pass of the layers that the backward
         pass traverses.
@@ -160,8 +160,8 @@ class ModelCard(PartedModel):
         layer is the count of outputs of the first entry of ``dense``. Until its backward pass a
         layer stores 34 bytes for each token and unit of width (Korthikanti et al. 2022, in 16 bits,
         without the scores of attention). With ``recompute`` a layer stores 2 bytes, and only the
-        layer that is being computed again needs 34 bytes. Layers before the first trained one store
-        nothing.
+        layer that is being computed again needs 34 bytes. Layers before the first trained layer
+        store nothing.
 
         Args:
             shape: not used, as the card gives the count of tokens of a sample.
@@ -182,7 +182,8 @@ class ModelCard(PartedModel):
         traffic = 3.0 * trained + 2.0 * state
         training_memory = 2.0 * trained + state
         if training.sgd.momentum > 0:
-            # scaling the momentum, adding the gradient to it, and moving the weights: 2 + 3 + 3
+            # arrays read or written: 2 to scale the momentum, 3 to add the gradient to it, and 3
+            # to move the weights
             traffic = 8.0 * trained
             training_memory = 3.0 * trained
         return ModelCost(

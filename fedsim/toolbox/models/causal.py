@@ -16,7 +16,7 @@ from fedsim.learning.architecture import LoRA, matching_names
 from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.modules import Adaptable
 
-# keys of a configuration for the longest sequence
+# keys of a configuration that set the length of the longest sequence
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions")
 _DROPOUT_SUFFIXES = ("dropout", "pdrop")  # suffixes of a configuration's keys for dropout rates
 # keys of a configuration that are set to None, as data have no special tokens
@@ -64,9 +64,9 @@ class CausalModule(Adaptable):
         return outputs
 
     def adapt(self, lora: LoRA) -> nn.Module:
-        """Add low-rank adapters to the linear layers that ``lora.where`` names, in place.
+        """Add low-rank adapters to the linear layers that ``lora.where`` names; return this module.
 
-        The output layer gets none.
+        The output layer gets no adapter.
         """
         from peft import LoraConfig, inject_adapter_in_model
 

@@ -21,9 +21,9 @@ class ResNet18(TorchModel):
     stride 1 and no pooling follows it, as is usual for images of 32x32 pixels.
 
     Attributes:
-        channels: channels of the first blocks; the last blocks have eight times as many. A smaller
-            number makes a smaller and faster model of the same depth.
-        groups: groups of each norm, which must divide ``channels``.
+        channels: count of channels of the first blocks; the last blocks have eight times as many. A
+            smaller count makes a smaller and faster model of the same depth.
+        groups: count of groups of channels in each group norm, a divisor of ``channels``.
     """
 
     is_tried: ClassVar[bool] = False

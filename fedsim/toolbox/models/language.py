@@ -39,7 +39,7 @@ class LanguageModel(TokenModel):
         """Build the model, after checking that its packages are installed.
 
         Raises:
-            ScenarioError: a package is missing, or the objective is not the next token.
+            ScenarioError: a package is missing, or the objective is not ``next-token``.
         """
         missing = [name for name in PACKAGES if find_spec(name) is None]
         if missing:

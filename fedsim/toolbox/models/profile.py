@@ -37,7 +37,8 @@ from fedsim.learning.spec import Trainer, TrainingSpec
 _SMALL = 2
 _LARGE = 4
 _LANES = 16  # float32 values in a register of 512 bits; channels are padded to a multiple of it
-# least count of channels that is padded; fewer, as in images, have kernels of their own
+# least count of channels that is padded; for fewer, such as the three of an image, torch has other
+# kernels
 _LEAST_PADDED = 4
 _PASSES = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 1.1),
@@ -57,8 +58,8 @@ _PASSES = {
 """Operation -> passes over its data that a CPU makes after the first pass.
 
 Fitted to some sixty single layers on one core of an AMD EPYC 9004 with torch 2.13 (by
-``tests/benchmarks/roofline.py --layers`` of d6d1d37d); the passes of recurrent layers were fitted
-to four models.
+``tests/benchmarks/roofline.py --layers`` of commit d6d1d37d); the passes of recurrent layers were
+fitted to four models.
 """
 
 _LSTM_STEP_BYTES = 107e3
@@ -78,7 +79,7 @@ _ARM_PASSES = {"norm": 25.0, "curve": 1.1, "other": 3.7}
 ``_ARM_SHARES`` has the speed of convolutions, as a share of the speed of matrix products.
 ``_ARM_PASSES`` has the additional passes of all other operations over their data. Both were fitted
 by ``scenarios/outside/pis/predict.py --fit`` to 51 published times of batches of 26 models on a
-Raspberry Pi 4. Kernels that these models use in similar proportions are poorly separated.
+Raspberry Pi 4. The fit poorly separates kernels that these models use in similar proportions.
 """
 
 _NORM_NAMES = ("native_batch_norm", "native_layer_norm", "native_group_norm")
@@ -161,8 +162,9 @@ class Counted(NamedTuple):
             as a CPU computes whole registers of 512 bits; for all other operations as ``flops``.
         traffic: size of operands and results (bytes).
         name: torch's name of the operation.
-        kind: class of operations with equal speed on ARM cores: ``matrix`` for matrix products,
-            ``norm``, ``dense`` for a convolution, or another one.
+        kind: class of operations with equal speed on ARM cores: ``matrix`` for matrix products;
+            ``dense``, ``pointwise`` or ``grouped`` for convolutions, with the suffix ``_backward``
+            for their gradients; ``norm``; ``curve`` for functions such as GELU; or ``other``.
         call_bytes: fixed cost of the call on a CPU, as the bytes that could be moved in its time.
     """
 
@@ -371,15 +373,15 @@ class Counting(TorchDispatchMode):
     def _count_backward(self, args: Sequence[Any]) -> Counted:
         """Count the backward pass of a convolution.
 
-        The gradient of its input and the gradient of its weights count as a convolution each, if
-        they are computed.
+        The gradients of its input and of its weights each count as a convolution. A gradient that
+        is not computed does not count.
 
         Args:
             args: arguments of torch's operation ``convolution_backward``.
         """
         y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
         counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
-        convolutions = sum(output_mask[:2])  # whether each of the two gradients is computed
+        convolutions = sum(output_mask[:2])  # the mask says which of the two gradients is computed
         flops, padded_flops, traffic = (convolutions * number for number in counts)
         kind = _kind_of_convolution(weight, groups) + "_backward"
         return Counted(flops, padded_flops, traffic, "convolution_backward", kind, self.call_bytes)
@@ -451,7 +453,7 @@ def _count_convolution(
     Returns:
         FLOPs, FLOPs if channels are padded to whole registers, and bytes.
     """
-    if transposed:  # it is the gradient of a convolution from y to x
+    if transposed:  # it computes as the gradient of a convolution from y to x
         x, y = y, x
         backward = not backward
     flops = float(2 * y.numel() * weight[0].numel())  # a multiplication and an addition each

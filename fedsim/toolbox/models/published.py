@@ -26,7 +26,10 @@ def _pair(channels: int) -> tuple[Layer, ...]:
 
 
 class MnistCNN(Layered):
-    """FlexCFL's MNIST-CNN: 3x3x32, pool, 3x3x64, pool, dropout 0.5, dense; 50,186 parameters."""
+    """FlexCFL's CNN for MNIST, with 50,186 parameters.
+
+    Layers: convolution 3x3x32, pool, convolution 3x3x64, pool, dropout 0.5, dense outputs.
+    """
 
     kind: Literal["mnist-cnn"] = "mnist-cnn"
     layers: ClassVar[tuple[Layer, ...]] = (*two_convolutions(32, 64, 3), Dropout(0.5))
@@ -46,7 +49,10 @@ class FemnistCNN(Layered):
 
 
 class FashionCNN(Layered):
-    """FlexCFL's FashionMNIST-CNN: 5x5x32, pool, 5x5x64, pool, dense 1024; 3,274,634 parameters."""
+    """FlexCFL's CNN for Fashion-MNIST, with 3,274,634 parameters.
+
+    Layers: convolution 5x5x32, pool, convolution 5x5x64, pool, dense 1024, dense outputs.
+    """
 
     kind: Literal["fashion-cnn"] = "fashion-cnn"
     layers: ClassVar[tuple[Layer, ...]] = two_convolutions(32, 64, 5, 1024)

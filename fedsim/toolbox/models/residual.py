@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
-"""Multiple of the first channels, and stride of the first block, of each pair of blocks."""
+"""For each pair of blocks: its channels as a multiple of the first pair's; its first stride."""
 
 
 class ResidualBlock(nn.Module):
@@ -40,12 +40,12 @@ class ResidualBlock(nn.Module):
 
 
 def resnet18(inputs: int, outputs: int, channels: int = 64, groups: int = 2) -> nn.Sequential:
-    """Build ResNet-18 for small images: a 3x3 convolution, eight blocks, mean, dense layer.
+    """Build ResNet-18 for small images: a 3x3 convolution, eight blocks, mean pool, dense layer.
 
     Args:
         inputs: channels of an image.
         outputs: count of scores.
-        channels: channels of the first blocks; the last ones have eight times as many.
+        channels: channels of the first blocks; the last blocks have eight times as many.
         groups: count of groups of each norm.
     """
     parts: list[nn.Module] = [

@@ -10,8 +10,8 @@ class LSTMModule(nn.Module):
     """Embedding, LSTM, and a dense layer at each token, or only at the last token.
 
     Args:
-        shape: length T, vocabulary, and whether there is one answer for each sample (the dense
-            layer is at the last token) or for each token.
+        shape: length T, vocabulary, and whether there is one answer (target) for each sample (the
+            dense layer is then at the last token) or for each token.
         outputs: count of outputs of the dense layer.
         embedding: width of the embedding.
         hidden: units of each LSTM layer.
@@ -39,8 +39,9 @@ class TransformerModule(nn.Module):
     """Transformer: embeddings of tokens and positions, pre-norm blocks, and a dense layer.
 
     Args:
-        shape: length T, vocabulary, and whether there is one answer for each sample (from the mean
-            over all tokens) or for each token. If the answers are next tokens, attention is causal.
+        shape: length T, vocabulary, and whether there is one answer (target) for each sample (then
+            predicted from the mean over all tokens) or for each token. If the answers are next
+            tokens, attention is causal.
         outputs: count of outputs of the dense layer.
         width: width of the embedding and the blocks, with four heads of attention.
         layers: count of blocks.
@@ -48,7 +49,7 @@ class TransformerModule(nn.Module):
 
     def __init__(self, shape: TokenShape, outputs: int, width: int, layers: int) -> None:
         super().__init__()
-        self.has_one_answer = shape.answers == "one"  # for each sequence; else one for each token
+        self.has_one_answer = shape.answers == "one"  # one answer a sequence, not one a token
         self.embedding = nn.Embedding(shape.vocabulary, width)
         # learned positions, [length, width], with GPT-2's standard deviation
         self.places = nn.Parameter(torch.randn(shape[0], width) * 0.02)
@@ -66,7 +67,7 @@ class TransformerModule(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)
-        later_tokens = None  # the mask of attention: True for a token after the attending one
+        later_tokens = None  # the mask of attention: True for a token after the attending token
         if shape.answers == "next":
             later_tokens = torch.ones(shape[0], shape[0], dtype=torch.bool).triu(1)
         self.register_buffer("later_tokens", later_tokens, persistent=False)

@@ -44,7 +44,9 @@ class TokenModel(TorchModel):
 
 
 class CharLSTM(TokenModel):
-    """An LSTM over embedded tokens, with a dense layer at each token.
+    """An LSTM over embedded tokens, and a dense layer at each token.
+
+    If each sample has one label, the dense layer is only at the last token.
 
     By default the model has 23,397 parameters on 61 characters. With ``hidden = 256`` and ``layers
     = 2`` it is the model of TensorFlow Federated's Shakespeare (820,522 parameters on 90

@@ -32,10 +32,10 @@ _MOST_DRAWS = 10_000  # permutations that are drawn before the search is given u
 class ByLabel(Partition):
     """Samples are divided by their label, or by the column that ``data.column`` names.
 
-    With L labels, device d gets samples of label d mod L. This is its true group, with which groups
-    found by clustering are compared. The devices of a label share its samples evenly. If there are
-    fewer devices than labels, label l goes to device l mod the count of devices, and there are no
-    true groups. Test samples are divided by the same rule.
+    With L labels, device d gets samples of label d mod L. This label is the device's true group,
+    with which groups found by clustering are compared. The devices of a label share its samples
+    evenly. If there are fewer devices than labels, label l goes to device l mod the count of
+    devices, and there are no true groups. Test samples are divided by the same rule.
     """
 
     kind: Literal["by-label"] = "by-label"
@@ -86,7 +86,10 @@ class ByUser(Partition):
     kind: Literal["by-user"] = "by-user"
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Give each device the samples of a user; the classes of the data set are the users."""
+        """Give each device the samples of a user.
+
+        With ``data.column = "user"`` the classes of the data set are the users.
+        """
         users = dataset.pool.classes
         if devices != users:
             raise ScenarioError(
@@ -164,9 +167,9 @@ class Dirichlet(Partition):
     minimum: int = Field(default=2, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Draw the devices of each class's samples in Dirichlet proportions, then fill up.
+        """Divide the samples of each class among the devices in Dirichlet proportions.
 
-        Devices with fewer than ``minimum`` samples get some of others.
+        Devices with fewer than ``minimum`` samples then get samples of the largest devices.
         """
         size = dataset.train_size
         minimum = self.minimum
@@ -192,7 +195,7 @@ class Dirichlet(Partition):
             The device of each sample, int64 [size].
         """
         shares = generator.dirichlet(np.full(devices, self.alpha))
-        # index of the sample after each device's last one, rounded
+        # index of the sample after the last sample of each device, rounded
         ends = np.floor(np.cumsum(shares) * size + 0.5).astype(np.int64).clip(0, size)
         ends[-1] = size
         counts = np.diff(ends, prepend=0)
@@ -222,9 +225,9 @@ class PartitionFile(Partition):
     The keys are the numbers of the devices, ``"0"``, ``"1"`` and so on, or other names, which are
     numbered in natural order (``"c2"`` before ``"c10"``). An entry is a list of indices of training
     samples, or an object with such a list as ``train``, and perhaps one of test samples as
-    ``test``. Indices count from 0 within the published training and test sets. If no device has
-    test indices, test samples are divided in proportion to the devices' training labels. A sample
-    may be on several devices.
+    ``test``, as in ``{"0": [3, 14], "1": {"train": [15], "test": [1]}}``. Indices count from 0
+    within the published training and test sets. If no device has test indices, test samples are
+    divided in proportion to the devices' training labels. A sample may be on several devices.
 
     Attributes:
         path: the file; a relative path starts from ``data.root``, else the working directory, else
@@ -240,7 +243,8 @@ class PartitionFile(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         """Give each device the samples that the user's file lists.
 
-        If the file lists no test samples, these are divided by the devices' training labels.
+        If the file lists no test samples, the test samples of the data set are divided in
+        proportion to the devices' training labels.
         """
         path = Path(self.path)
         entries = _read_entries(path)
@@ -264,7 +268,7 @@ class PartitionFile(Partition):
 
 
 def _read_entries(path: Path) -> list[dict[str, object]]:
-    """Read the JSON file of a user that lists the samples of each device.
+    """Read a partition file, a JSON file that lists the samples of each device.
 
     Returns:
         For each device, in order of index, its entry as a dict with ``train`` and perhaps ``test``.
@@ -276,7 +280,8 @@ def _read_entries(path: Path) -> list[dict[str, object]]:
         content = read_keyed_json(path)
     if not isinstance(content, dict):
         raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
-    numbers = number_devices(content, len(content))  # a text is the first wrong key
+    # key -> index of the device; or a text, the first key that names no device
+    numbers = number_devices(content, len(content))
     if isinstance(numbers, str) or "" in content:
         wrong = numbers if isinstance(numbers, str) else ""
         raise DataError(f"'{path}' has the key {show_value(wrong)}; {naming_rule(len(content))}")
@@ -355,8 +360,8 @@ class LabelGroups(Partition):
     Device d belongs to the true group d mod ``groups``, with which groups found by clustering are
     compared. With C classes, group g has the C/groups consecutive classes from g C/groups on. The
     devices of a group get random training samples of the group's classes. All devices get equally
-    many training samples, and the remaining ones are unused. The test samples of a group's classes
-    are divided evenly among the group's devices.
+    many training samples, and the remaining samples are unused. The test samples of a group's
+    classes are divided evenly among the group's devices.
 
     Attributes:
         groups: number of groups, a divisor of the number of classes.
@@ -368,8 +373,8 @@ class LabelGroups(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         """Give each group of devices the samples of a range of neighbouring classes.
 
-        Device d is of group d % ``groups``. The training samples of a group are divided into parts
-        of equal size, its test samples evenly.
+        Device d is in group d % ``groups``. The devices of all groups get equally many training
+        samples. The test samples of a group are divided evenly among its devices.
         """
         groups = self.groups
         self._require_divisor(dataset)
@@ -383,7 +388,7 @@ class LabelGroups(Partition):
             devices, groups * fewest, f"'{dataset.name}' has {fewest} training samples for a group"
         )
         members_of = [range(group, devices, groups) for group in range(groups)]
-        # all devices get as many samples as there are for each device of the scarcest group
+        # all devices get as many samples as a device of the scarcest group can get
         size = min(
             len(samples) // len(members)
             for samples, members in zip(group_train, members_of, strict=True)
@@ -436,7 +441,7 @@ class Permutations(Partition):
     agree: int = Field(default=2, ge=0)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Deal the training samples evenly, and give each group of devices its own label map.
+        """Deal the training samples evenly, and give each group of devices a label permutation.
 
         Device d is of group d % ``groups``; group 0 keeps the labels. All devices share the test
         samples, with permuted labels too.
@@ -465,10 +470,10 @@ class Permutations(Partition):
         Raises:
             ScenarioError: not enough such permutations were found.
         """
-        # two permutations that agree on all labels but one agree on that one too, and are equal
+        # permutations that agree on all labels but one are equal, so at most C - 2 labels can agree
         most_equal = min(self.agree, classes - 2)
         maps = [np.arange(classes)]
-        for _ in range(_MOST_DRAWS + 1):  # an attempt for each draw, and one to return
+        for _ in range(_MOST_DRAWS + 1):  # the last pass can return what the last draw completed
             if len(maps) == self.groups:
                 return maps
             candidate = generator.permutation(classes)

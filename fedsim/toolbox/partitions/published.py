@@ -64,10 +64,11 @@ class PowerLaw(Partition):
         parts = dataset.by_class(dataset.all)
         sizes = np.array([len(part) for part in parts])
         devices_of_class = np.bincount(labels.ravel(), minlength=len(parts))
-        reserved = _FIRST_OF_CLASS * devices_of_class  # for the first pass
+        reserved = _FIRST_OF_CLASS * devices_of_class  # samples of each class for the first pass
         self._refuse_scarce_class(dataset, devices, sizes, reserved)
         rest = self._divide_rest(labels, sizes - reserved, streams.generator("world/data/sizes"))
-        amounts = np.stack([np.full_like(rest, _FIRST_OF_CLASS), rest])  # of each pass
+        # samples to deal of each class of a device: [2 passes, devices, classes of a device]
+        amounts = np.stack([np.full_like(rest, _FIRST_OF_CLASS), rest])
         # amounts are rounded down, so a class suffices for all devices, except for rounding errors
         indices = _deal(parts, labels, amounts, "skip")
         return hold_out_tenths(dataset, indices, streams, truth)
@@ -90,7 +91,7 @@ class PowerLaw(Partition):
                 f"each needs {_FIRST_OF_CLASS} samples of each of its {self.classes_per_device} "
                 f"classes, and '{dataset.name}' has {sizes[label]} of {label}"
             )
-            # each class can serve so many devices, and each device needs several classes
+            # devices that a class can serve at most; each device needs several classes
             devices_per_class = int(sizes.min()) // _FIRST_OF_CLASS
             most_devices = devices_per_class * len(sizes) // self.classes_per_device
             require_devices(devices, most_devices, why)
@@ -101,7 +102,8 @@ class PowerLaw(Partition):
         The shares of a class are proportional to draws from lognormal(0, 2), and are rounded down.
         As in FedProx's code, numbers are drawn for a full table of classes, rows and slots. A row
         has the draws of C devices with consecutive IDs. No two of them have the same class in the
-        same slot, so that each draw belongs to at most one device.
+        same slot, so that each draw belongs to at most one device. A slot is a place in a device's
+        list of classes.
 
         Args:
             labels: the classes of each device, int64 [devices, slots].
@@ -121,8 +123,9 @@ class PowerLaw(Partition):
         positions = (labels, row_of_device, np.arange(slots)[None])
         used = np.zeros_like(draws)  # 0 for a draw that belongs to no device
         used[positions] = draws[positions]
-        total = used.sum(axis=(1, 2), keepdims=True)  # of each class, [classes, 1, 1]
-        total = np.maximum(total, np.finfo(np.float64).tiny)  # 0 for a class that no device has
+        total = used.sum(axis=(1, 2), keepdims=True)  # sum of each class's draws, [classes, 1, 1]
+        # prevents a division by 0 for a class that no device has
+        total = np.maximum(total, np.finfo(np.float64).tiny)
         # samples of the class for each draw, [classes, rows, slots]
         amounts = available[:, None, None] * used / total
         device_amounts: Floats = amounts[positions]
@@ -160,7 +163,7 @@ class Femnist(Partition):
         samples_of_class = []
         for class_samples in dataset.by_class(dataset.train):
             samples_of_class.append(generator.permutation(class_samples)[:_FEMNIST_PER_CLASS])
-        # the distribution of sizes is that of FedProx's code
+        # the distribution of sizes is taken from FedProx's code
         sizes = streams.generator("world/data/sizes").lognormal(4.0, 1.0, devices) + 5.0
         # count of samples of each class of a device, int64 [devices]
         amounts = np.maximum(_LEAST_PER_CLASS, (sizes / _FEMNIST_CLASSES).astype(np.int64))
@@ -195,8 +198,8 @@ class DittoPartition(Partition):
 
     The draws have a fixed seed. Fashion-MNIST and 500 devices give 61,251 training and 11,254 test
     samples, as published, with 31 to 1,378 training samples on a device (median 88). Devices with
-    the same classes form a true group, with which groups found by clustering are compared; its
-    number is the first class.
+    the same classes form a true group, with which groups found by clustering are compared. The
+    number of the group is the first class of its devices.
     """
 
     instead: ClassVar[Former] = former_keys.DITTO
@@ -204,7 +207,7 @@ class DittoPartition(Partition):
     usual_normalize: ClassVar[Normalize] = "standardize"
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Draw sizes and proportions as Ditto's code does, and deal each published set by them."""
+        """Draw sizes and proportions as Ditto's code does, and divide both published sets by them."""
         labels, truth = _neighbouring_classes(dataset, devices, _DITTO_CLASSES)
         legacy = np.random.RandomState(233)  # the generator and the seed of the published split
         sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0  # n of each device, not rounded
@@ -251,7 +254,7 @@ def _deal(
         amounts: count of samples of each of these classes to assign to the device in each pass,
             int64 [passes, devices, slots].
         at_end: treatment of a class with too few samples left: ``skip`` assigns none, ``rest``
-            assigns the remaining ones, ``again`` starts from the class's first sample.
+            assigns the remaining samples, ``again`` starts from the class's first sample.
 
     Returns:
         For each device the indices of its samples.
@@ -303,7 +306,7 @@ class ClassBias(Partition):
     per_class: int = Field(default=5000, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Draw each device's size, its order of classes, and training samples by this order.
+        """Draw for each device a count of samples, an order of the classes, and the samples.
 
         The first ``classes_per_device`` classes in the order make up ``share`` of the samples.
         """
@@ -346,7 +349,7 @@ class ClassBias(Partition):
         major = order[: self.classes_per_device]
         minor = order[self.classes_per_device :]
         major_size = round(self.share * size) if len(minor) else size
-        counts = np.zeros(len(parts), dtype=np.int64)  # of samples to draw from each class
+        counts = np.zeros(len(parts), dtype=np.int64)  # count of samples to draw from each class
         # the major classes get counts that are as equal as possible
         equal_chunks = np.array_split(np.arange(major_size), len(major))
         counts[major] = [len(chunk) for chunk in equal_chunks]
@@ -439,7 +442,7 @@ class ClassImbalance(Partition):
         amounts: Ints = np.zeros(self.classes_per_device, dtype=np.int64)
         while not amounts.any():  # a device needs a sample
             amounts = generator.integers(0, self.largest, self.classes_per_device, endpoint=True)
-        # the largest amount goes to the majority class, which is first below
+        # the largest amount goes to the majority class, which is the first of the classes below
         largest_index = int(amounts.argmax())
         amounts[0], amounts[largest_index] = amounts[largest_index], amounts[0]
         counts = np.zeros(classes, dtype=np.int64)

@@ -33,7 +33,7 @@ def make_token() -> str:
 
 
 def require_client_token() -> None:
-    """Make Ray servers require a token of their clients, if this process starts them later.
+    """Make the Ray servers that this process starts later require a token from their clients.
 
     The token and Ray's mode of authentication are set as environment variables, which Ray reads.
     """
@@ -41,7 +41,7 @@ def require_client_token() -> None:
     try:
         from ray._raylet import Config
     except ImportError:
-        # A Ray without this class is a later one, which asks for tokens if no mode is set.
+        # A Ray without this class is a later version, which asks for tokens if no mode is set.
         os.environ.pop(AUTH_MODE, None)
         return
     os.environ[AUTH_MODE] = "token"
@@ -52,9 +52,9 @@ def load_ray(address: str | None) -> ModuleType:
     """Import Ray, and return its module.
 
     Args:
-        address: address of the cluster that is to be joined. None if Ray is started here; Ray's
-            servers are then set to listen on this machine alone, unless the user has set the
-            environment variable for it.
+        address: address of the cluster to join. None if Ray is started here; Ray's servers then
+            listen only on this machine, unless the user has set the environment variable that
+            ``ALL_INTERFACES`` names.
 
     Raises:
         ScenarioError: Ray is missing or too old.
@@ -83,9 +83,9 @@ def _oldest_version() -> str:
 
 
 def require_server(address: str) -> None:
-    """Raise ``ScenarioError`` if no server listens at the address of a Ray cluster.
+    """Raise ``ScenarioError`` if a Ray cluster's address is malformed, or no server listens there.
 
-    Ray itself would try to connect again and again.
+    Without this check Ray would try to connect again and again.
 
     Args:
         address: HOST:PORT of a Ray cluster, or ``auto``. For ``auto`` Ray uses the address in the

@@ -53,7 +53,7 @@ Work: TypeAlias = Callable[..., Any]
 
 
 class WorkerLostError(SimulationError):
-    """Error of a call whose worker process, or its node, was lost before the result."""
+    """Error of a call whose worker process, or the worker's node, was lost before the result."""
 
 
 class HomeLostError(SimulationError):
@@ -145,7 +145,7 @@ class Ray(Executor):
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def count_places(self) -> int:
-        """Return how many tasks the nodes of the cluster can carry out at once."""
+        """Return how many tasks the nodes of the cluster can carry out at the same time."""
         return sum(map(self._resources.count_on, self._nodes()))
 
     def _start(self, address: str | None, workers: int | None) -> None:
@@ -177,14 +177,15 @@ class Ray(Executor):
     def _start_here(self, workers: int | None, options: Mapping[str, object]) -> None:
         """Start Ray on this machine, and require that it listens only on the loopback interface.
 
-        Ray chooses its interfaces when it is imported; an import before fedsim's may choose all.
+        Ray chooses its interfaces when it is imported. If the program has imported Ray before
+        fedsim, Ray may have chosen all interfaces.
 
         Args:
             workers: count of processes; None for the count of cores.
             options: further arguments of ``ray.init``.
 
         Raises:
-            ScenarioError: Ray listens on another interface; it has been shut down again.
+            ScenarioError: Ray listens on another interface; Ray is shut down first.
         """
         require_client_token()
         processes = usable_cores() if workers is None else workers
@@ -207,7 +208,7 @@ class Ray(Executor):
             options: further arguments of ``ray.init``.
 
         Raises:
-            ScenarioError: no cluster answers there, or it refuses.
+            ScenarioError: no cluster answers at the address, or the cluster refuses the connection.
         """
         require_server(address)
         try:
@@ -253,7 +254,7 @@ class Ray(Executor):
         """
         parcel = self._packer.pack((function, args))
         shared = parcel.shared
-        parcel.shared = []  # sent as arguments of the task, which Ray fetches
+        parcel.shared = []  # these arrays are sent as arguments of the task, which Ray fetches
         future: PendingValue = Future()
         start_task = partial(
             task.remote,
@@ -300,7 +301,7 @@ class Ray(Executor):
         """Start a task again that Ray could not place because a node was lost.
 
         Ray 2.52 does not do so itself. If the node of this process was lost, the caller's future
-        fails at once, as no repeat can succeed.
+        fails immediately, as no repeat can succeed.
 
         Args:
             future: the caller's future.
@@ -338,7 +339,7 @@ class Ray(Executor):
             return
         try:
             content, buffers = answer.result()
-            # copies the buffers, so that the store's memory is freed at once
+            # copies the buffers, so that the store's memory is freed immediately
             succeeded, outcome = Answer(content, [bytearray(part) for part in buffers]).outcome()
         except HomeLostError as error:
             succeeded = False
@@ -366,7 +367,10 @@ class Ray(Executor):
 
 
 _openers: dict[int, Opener] = {}
-"""Index of an executor -> the opener of this worker process; one entry."""
+"""Index of the executor that sends calls to this worker process -> ``Opener`` of their parcels.
+
+The dict has one entry after the first call.
+"""
 
 
 def _carry_out(

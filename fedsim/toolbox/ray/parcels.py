@@ -20,12 +20,12 @@ from fedsim.common.arrays import AnyArray
 if TYPE_CHECKING:
     from torch.nn import Parameter
 
-# least size (bytes) of a shared array; a smaller one costs less in the parcel
+# least size (bytes) of a shared array; a smaller array costs less in the parcel
 _SHARED_BYTES = 1 << 15
 
 
 class Stored(Protocol):
-    """Reference to an object in a Ray cluster's store: the methods of ``ray.ObjectRef`` in use."""
+    """Reference to an object in a Ray cluster's store: the part of ``ray.ObjectRef`` in use."""
 
     def future(self) -> "Future[Answer]": ...
 
@@ -54,9 +54,9 @@ class Parcel:
 class Packer:
     """Packer of function calls for Ray's workers; a packed call is a parcel.
 
-    It runs in the main process, and sends an object that several calls use to Ray's store only once.
-    ``place`` puts an object into the store. A large read-only array is put there when it is packed
-    for the first time.
+    It runs in the main process. An object that several calls use is sent to Ray's store only once:
+    ``place`` puts an object into the store, and a large read-only array is put there when it is
+    packed for the first time.
 
     Args:
         put: puts an object into the cluster's store, and returns its reference.
@@ -130,7 +130,7 @@ class Packer:
         entry = self._shared.get(key)
         if entry is not None:
             shared_array, reference = entry
-            if shared_array() is array:  # not an earlier array, now collected, with this id
+            if shared_array() is array:  # else the entry is of a collected array that had this id
                 return reference
         reference = self._put(array)
         weak_array = weakref.ref(array, lambda _: self._shared.pop(key, None))

@@ -14,7 +14,7 @@ from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import check_labels, every_fifth
 
-_MOST_CLASSES = 100_000  # greatest count of classes, each of which is a column of several tables
+_MOST_CLASSES = 100_000  # greatest count of classes; each class is a column in several tables
 _CHANNELS = (1, 3, 4)  # counts of channels of images: grey, colours, colours with transparency
 _PARTS = ("_train", "_test")
 _NEEDS = "x_train, y_train, x_test and y_test, or x and y"
@@ -62,7 +62,8 @@ def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
     Any other array is a column: an integer for each sample, such as the number of its user.
 
     Args:
-        path: path of the file, or name of the factory, for error messages.
+        path: path of the file, or name of the factory (the user's function that returns a Dataset),
+            for error messages.
         arrays: name -> array.
         options: settings of the scenario's source.
 
@@ -158,7 +159,7 @@ def _note_arrays(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_t
         path: the file or the factory.
         arrays: name -> array, as the user gave them.
         columns: name -> column, such as the user of each sample.
-        has_tests: whether the user gave test samples; else every fifth sample of a class is one.
+        has_tests: whether the user gave test samples; else they are every fifth sample of a class.
     """
     forms = [f"{name} {array.dtype} {array.shape}" for name, array in arrays.items()]
     tests = "with test samples of its own"
@@ -235,7 +236,7 @@ def _read_columns(
     Raises:
         DataError: an array is neither samples, targets nor a column.
     """
-    samples_and_targets: list[str] = []  # the names of these arrays
+    samples_and_targets: list[str] = []  # names of the arrays of samples and of targets
     for suffix in parts:
         samples_and_targets += [f"x{suffix}", f"y{suffix}"]
     columns: NamedArrays = {}
@@ -307,7 +308,7 @@ def _read_pair(
 
 
 def _refuse_wrong_shapes(path: Path, part: str, x: AnyArray, y: AnyArray) -> None:
-    """Raise ``DataError`` if samples or targets are of an invalid shape, or do not fit together.
+    """Raise ``DataError`` if samples or targets are of an invalid shape, or their counts differ.
 
     Args:
         path: the file or the factory, for error messages.

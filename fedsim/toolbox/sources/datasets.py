@@ -55,7 +55,7 @@ class MapDataset(Source):
 
     Attributes:
         factory: ``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a
-            function annotated to return one.
+            function annotated to return such a Dataset.
         args: keyword arguments of the factory.
         test: keyword arguments of the factory for the Dataset of test samples, such as ``{ train =
             false }``; they are added to ``args``, and replace arguments of the same name. None: there
@@ -251,7 +251,7 @@ def _arrays_by_key(item: object, owner: str) -> Item:
         owner: text that names the item, for error messages.
 
     Raises:
-        DataError: the item is neither, or a value is no array.
+        DataError: the item is neither a pair nor a mapping, or a value is no array.
     """
     if isinstance(item, list | tuple) and len(item) == 2:
         item = dict(zip("xy", item, strict=True))
@@ -386,9 +386,9 @@ def _seed_generators(seed: int) -> None:
 
 @contextmanager
 def _generators_restored() -> Iterator[None]:
-    """Return a context at whose end the global random generators have the states of its begin.
+    """Context manager that restores the states of the global random generators at its end.
 
-    The generators are those of Python's ``random``, numpy and torch.
+    The generators belong to Python's ``random``, numpy and torch.
     """
     import torch
 

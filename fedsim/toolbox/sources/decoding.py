@@ -30,7 +30,7 @@ def open_image(data: bytes) -> "Image":
             f"data.source: images need Pillow, which cannot be imported ({error}); pip install "
             "pillow"
         ) from error
-    # Pillow warns of many pixels, which are refused below
+    # Pillow warns about an image of many pixels, which is refused below
     with warnings.catch_warnings(action="ignore"):
         image = Image.open(io.BytesIO(data))
     width, height = image.size

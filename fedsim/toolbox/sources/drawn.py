@@ -23,7 +23,7 @@ Side = Annotated[int, Field(ge=1, le=4_096)]
 
 
 class DrawnImages(Source):
-    """Random images of any shape, in place of real ones, for classes and users of unequal size.
+    """Random images of any shape, in place of real images, with classes and users of unequal size.
 
     Each class has a template, an image of squares with random colours around a mean colour. A
     sample is the template of its class, moved by up to two pixels, with the brightness of its user
@@ -90,7 +90,7 @@ class DrawnImages(Source):
     def _draw_users(self, generator: np.random.Generator) -> NDArray[np.int64]:
         """Draw how many samples each user has, and return the user of each sample, int64 [samples].
 
-        The samples of a user follow one another. Each user has at least five.
+        The samples of a user follow one another. Each user has at least five samples.
 
         Raises:
             ScenarioError: there are fewer than five samples for each user.

@@ -1,7 +1,7 @@
 """Reader of ``tf.train.Example``, the serialised messages of TensorFlow, without TensorFlow.
 
 A message is a sequence of fields, each with a number and a wire type: an integer of variable length
-(0), eight bytes (1), a length and so many bytes (2), or four bytes (5).
+(0), eight bytes (1), a length and then its count of bytes (2), or four bytes (5).
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _FLOAT_LIST = 2
 _INT64_LIST = 3
 
 Feature = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
-"""Values of a feature: texts, numbers or integers."""
+"""Values of a feature: byte strings, float32 [n] or int64 [n]."""
 
 
 class _Field(NamedTuple):
@@ -112,7 +112,7 @@ def _fields(message: memoryview) -> Iterator[_Field]:
         integer = 0
         if wire == _VARINT:
             integer, offset = _varint(message, offset)
-            size = 0  # of the field's content (bytes)
+            size = 0  # size of the field's content (bytes)
         elif wire == _LENGTH:
             size, offset = _varint(message, offset)
         elif wire in (_EIGHT_BYTES, _FOUR_BYTES):

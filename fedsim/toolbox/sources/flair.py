@@ -233,5 +233,5 @@ def _decode(path: Path, side: int | None) -> NDArray[np.uint8]:
         raise
     except FileNotFoundError:
         raise DataError(f"'{path}' is missing, and {LABELS} lists it") from None
-    except Exception as error:  # Pillow raises many kinds for damaged images
+    except Exception as error:  # Pillow raises errors of many types for damaged images
         raise DataError(f"'{path}' cannot be read as an image: {error}") from None

@@ -80,15 +80,15 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
             f"'{path}' is no IDX file of {dimensions} dimensions: it begins with "
             f"{header[:4].hex()}, not {magic.hex()}"
         )
-    padded_lengths = header[4:].ljust(header_bytes - 4, b"\0")  # a truncated header is found below
+    padded_lengths = header[4:].ljust(header_bytes - 4, b"\0")  # a short header is refused below
     shape = struct.unpack(f">{dimensions}I", padded_lengths)
     values = math.prod(shape)
     if values > _MOST_PIXELS:
         raise DataError(
             f"'{path}' has {values} values by its header; allowed are at most {_MOST_PIXELS}"
         )
-    # One byte more finds a file that is too long. A small file may unpack to gigabytes, so the
-    # remaining ones are not read.
+    # One byte more shows that a file is too long. A small file may unpack to gigabytes, so further
+    # bytes are not read.
     content = file.read(values + 1)
     length = len(header) + len(content)
     expected_length = header_bytes + values
@@ -108,7 +108,7 @@ class PublishedImages(Source):
     """
 
     folders: ClassVar[tuple[str, ...]]
-    """Folders that may hold the files; the first one with all files is read."""
+    """Folders that may hold the files; the first folder with all files is read."""
     files: ClassVar[tuple[str, ...]]
     """Names of the files."""
     packed: ClassVar[bool] = True

@@ -58,8 +58,8 @@ class Leaf(Source):
     def load(self, root: Path | None) -> Raw:
         """Read the users' samples from LEAF's folders ``train`` and ``test``, or from one file.
 
-        Of one file, every fifth sample of a user is for tests. Samples are numbers with labels, or
-        texts with the next character.
+        In a single file, every fifth sample of each user is a test sample. Samples are numbers with
+        labels, or texts with the next character.
         """
         path = find_file(self.path, root)
         if path.is_dir():
@@ -123,7 +123,7 @@ def _read_folder(folder: Path) -> UserSamples:
         For each user a tuple: name, samples [n, d] and labels.
 
     Raises:
-        DataError: the folder has no JSON files, or one is not as LEAF writes it.
+        DataError: the folder has no JSON files, or a file is not as LEAF writes it.
     """
     paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
     if not paths:
@@ -265,8 +265,8 @@ def _split_every_fifth(users: UserSamples) -> tuple[UserSamples, UserSamples]:
         users: name, samples and labels of each user.
 
     Returns:
-        Users with their training samples, and users with their test samples. Either list leaves out
-        the users who have no samples of its part.
+        Users with their training samples, and users with their test samples. A user without
+        training samples is missing in the first list, a user without test samples in the second.
     """
     train: UserSamples = []
     test: UserSamples = []

@@ -191,7 +191,7 @@ def _read_table(folder: Path, names: list[str]) -> "pa.Table":
     import pyarrow as pa
 
     try:
-        state = read_json(folder / "state.json")  # lists the files of the table
+        state = read_json(folder / "state.json")  # this file lists the files of the table
         if state.get("_indices_data_files"):
             raise ValueError(
                 "it holds a selection of its rows as indices; call flatten_indices() before "
@@ -287,7 +287,7 @@ def _decode_image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uin
         return np.asarray(open_image(data or b""), dtype=np.uint8)
     except DataError:
         raise
-    except Exception as error:  # Pillow raises many kinds for damaged images
+    except Exception as error:  # Pillow raises errors of many types for damaged images
         raise DataError(
             f"'{folder}': column '{name}' has an image that cannot be read: {error}"
         ) from None

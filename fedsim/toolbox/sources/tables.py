@@ -23,7 +23,7 @@ USER = "user"
 
 _MOST_CLASSES = 100_000
 _NUMBER_KINDS = "biuf"  # numpy's codes of bool, integers and floats
-_MOST_NAMED = 8  # columns or words that a message lists
+_MOST_NAMED = 8  # greatest count of columns or words that a message lists
 
 Dimension = Annotated[int, Field(ge=1, le=100_000)]
 
@@ -81,7 +81,8 @@ class TableSource(Source):
     def load(self, root: Path | None) -> Raw:
         """Read the table, and the table of test samples if there is one, into arrays.
 
-        Without a table of test samples, every fifth row of a user, else of a class, is for tests.
+        Without a table of test samples, every fifth row of each user is for tests; without users,
+        every fifth row of each class.
         """
         path = find_file(self.path, root)
         table = self._read_checked(path, "data.source.path")
@@ -99,14 +100,14 @@ class TableSource(Source):
             columns[USER] = users
         train_size = len(table)
         if self.test is None:
-            # of each user, else of each label, every fifth row is for tests
+            # every fifth row of each user is for tests; without users, of each label
             strata = users
             if strata is None and y.ndim == 1:
                 strata = y
-            elif strata is None:  # targets that are no labels
+            elif strata is None:  # targets of a regression: all rows are one group
                 strata = np.zeros(len(y), np.int64)
             is_test = every_fifth(strata)
-            order = np.argsort(is_test, kind="stable")  # test samples last
+            order = np.argsort(is_test, kind="stable")  # test samples come last
             train_size -= int(is_test.sum())
             x = x[order]
             y = y[order]
@@ -169,7 +170,7 @@ class Csv(TableSource):
     def read(self, path: Path) -> "pd.DataFrame":
         import pandas as pd
 
-        # the names of columns, as they are written
+        # the first line as text, because pandas would rename the second of two equal columns
         header = pd.read_csv(
             require_regular(path), sep=self.separator, header=None, nrows=1, dtype=str
         )
@@ -205,7 +206,8 @@ def reshape_samples(path: Path, x: AnyArray, shape: list[Dimension] | None) -> A
         shape: ``data.source.shape``; None to return the samples as they are.
 
     Raises:
-        DataError: the shape has not two or three dimensions whose product is d.
+        DataError: the shape has another count of dimensions than two or three, or their product is
+            not d.
     """
     if shape is None:
         return x

@@ -28,15 +28,15 @@ CHARACTERS = (
 _PAD = 0
 _SPECIAL = 4  # count of tokens for padding, unknown words, and a text's beginning and end
 _FORMS = {"pixels": "images", "snippets": "characters", "tokens": "words"}
-"""Feature that names the form of a data set -> the form."""
+"""Name of a feature of the examples -> form of the data set, which the feature shows."""
 
 _FETCHED = {"emnist_all.sqlite": "femnist", "shakespeare.sqlite": "shakespeare"}
 """Name of a file -> the data set of ``fedsim data fetch`` that has it."""
 
-# names of the parts for training and tests
+# names that files give to the parts for training and tests
 _SPLITS = (("train", "test"), ("all_train", "all_test"))
 _DIGIT_SPLITS = ("digits_only_train", "digits_only_test")
-_CLASSES = 62  # of FEMNIST
+_CLASSES = 62  # classes of FEMNIST
 _DIGIT_CLASSES = 10
 _PIXELS = 28 * 28
 
@@ -44,9 +44,9 @@ Example = dict[str, Feature]
 
 
 class _Examples(NamedTuple):
-    """Examples of the training or the test part of a data set, and the number of each one's user.
+    """Examples of the training or the test part of a data set.
 
-    An example is a dict of features by name.
+    An example is a dict of features by name. ``users`` has the number of each example's user.
     """
 
     users: list[int]
@@ -64,7 +64,7 @@ class Tff(Source):
 
     ``data.column = "user"`` with the partition ``by-user`` gives each device a user. The tokens of
     each user are divided into windows of ``length`` + 1, which overlap in one token. Tokens after
-    the last full window are left out; only a user who has no full window gets one that is padded.
+    the last full window are left out; only a user who has no full window gets a padded window.
 
     Attributes:
         path: the SQLite file, unpacked; a relative path starts from ``data.root``, else the working
@@ -72,10 +72,10 @@ class Tff(Source):
             ``shakespeare``.
         length: T, the count of tokens of a window that a model receives; samples are int64 [n, T +
             1]. Papers have 80 for Shakespeare and 20 for Stack Overflow.
-        words: number of words of Stack Overflow that have a token, the most frequent ones in the
+        words: number of words of Stack Overflow that have a token, the most frequent words in the
             training samples that are read; all other words share the token for unknown words.
         only_digits: whether only the digits of FEMNIST are read, which are ten classes.
-        users: number of users that are read, the first ones in the order of names; None: all.
+        users: number of users that are read, the first users in the order of names; None: all.
         samples: largest count of examples of each user that are read for training, and for tests;
             None: all.
     """
@@ -231,7 +231,7 @@ class Tff(Source):
         windows = [np.zeros((0, self.length + 1), np.int64)]
         owners = [np.zeros(0, np.int64)]
         for user, tokens in tokens_of_user.items():
-            padding = max(0, self.length + 1 - len(tokens))  # of a user without a full window
+            padding = max(0, self.length + 1 - len(tokens))  # above 0 if no window would be full
             padded = np.array([*tokens, *[_PAD] * padding], dtype=np.int64)
             all_windows = np.lib.stride_tricks.sliding_window_view(padded, self.length + 1)
             windows.append(all_windows[:: self.length])
@@ -257,7 +257,7 @@ def _split_names(path: Path, connection: sqlite3.Connection, only_digits: bool) 
     Args:
         path: the file, for error messages.
         connection: the database.
-        only_digits: whether the parts with digits alone are wanted.
+        only_digits: whether the parts that have only digits are to be read.
 
     Raises:
         DataError: the file lacks a table or such parts.

@@ -1,1 +1,1 @@
-"""Trainers besides SGD."""
+"""Trainers besides the built-in SGD: the optimisers of ``torch.optim``."""

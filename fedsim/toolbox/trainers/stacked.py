@@ -11,13 +11,13 @@ from fedsim.learning.solvers.stack import clip_lanes
 
 
 class SteppedSchedule:
-    """Learning-rate schedule that advances after a given count of optimiser steps.
+    """Learning-rate schedule that advances each time the optimiser has made a count of steps.
 
     Args:
         schedule: torch's schedule, which changes the learning rate.
         every: count of optimiser steps after which the schedule advances.
         steps: count of optimiser steps in the training; the schedule also advances after the last
-            one.
+            step.
     """
 
     def __init__(self, schedule: LRScheduler, every: int, steps: int) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
-# arguments of schedules that give the number of steps to the end
+# arguments of torch's schedules that give the schedule's length in steps
 _LENGTH_ARGUMENTS = ("T_max", "total_steps")
 # optimisers that update each entry of a tensor independently of all other entries
 _ELEMENTWISE_OPTIMISERS = (
@@ -119,12 +119,12 @@ class TorchTrainer(Trainer):
         groups: sets of parameters with other arguments; a parameter belongs to the first group
             that matches its name.
         schedule: schedule of the learning rate; None: only ``lr_decay`` changes the rate.
-        clip_norm: L2 norm to which the gradient of all parameters together is scaled down if it is
-            longer; None: no limit.
+        clip_norm: greatest L2 norm of the gradient of all parameters together, to which a longer
+            gradient is scaled down; None: no limit.
         clip_value: greatest magnitude of each entry of the gradient, which is cut off there; None:
             no limit.
         accumulate: count of batches whose gradients are averaged for one step.
-        label_smoothing: label smoothing of the cross-entropy.
+        label_smoothing: strength of label smoothing in the cross-entropy, from 0 (none) to 1.
         solver: ``reference``: trains one device at a time; ``cohort``: trains several devices at a
             time, as one stack of models, for optimisers that update each entry of a tensor
             independently.
@@ -303,7 +303,8 @@ class TorchTrainer(Trainer):
     ) -> Callable[[], None]:
         """Return a function that clips the gradients of all stacked models, and moves the models.
 
-        It also advances the schedule of the learning rate, if the rate changes within a training.
+        The function also advances the schedule of the learning rate, if the rate changes within a
+        training.
 
         Args:
             parameters: name -> parameter of all W stacked models, [W, *shape].
@@ -319,7 +320,7 @@ class TorchTrainer(Trainer):
         if self.schedule is not None:
             is_by_epoch = self.schedule.every == "epoch"
             length = session.epochs if is_by_epoch else session.steps
-            # a schedule by rounds sets the rate of this round here, and then stays
+            # a schedule by rounds sets the rate of this round here, and does not change it later
             schedule = self.schedule.build(optimizer, length, session.round)
             if self.schedule.every != "round":
                 steps_per_change = session.per_epoch if is_by_epoch else 1
@@ -393,7 +394,7 @@ class TorchTrainer(Trainer):
         if self.schedule is not None:
             step_count = sum(ends_step for _, ends_step in shares)
             length = context.epochs if self.schedule.every == "epoch" else step_count
-            # a schedule by rounds sets the rate of this round here, and then stays
+            # a schedule by rounds sets the rate of this round here, and does not change it later
             schedule = self.schedule.build(optimiser, length, context.round)
         options = self.loss_options
         for (x, y), (share, ends_step), ends_epoch in zip(data, shares, data.ends, strict=True):

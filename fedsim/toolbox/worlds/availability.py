@@ -116,7 +116,7 @@ class Tides(Availability):
         self._last_spans: dict[int, Span] = {}  # device -> cache of its last span
 
     def span(self, device: int, time: float) -> Span:
-        """Join the neighbouring intervals in which the device is on, or off, without a change."""
+        """Join the neighbouring intervals in which the device stays on, or stays off."""
         last = self._last_spans.get(device)
         if last is not None and last.start <= time < last.end:
             return last
@@ -138,7 +138,11 @@ class Tides(Availability):
         return span
 
     def on(self, devices: Ints, time: float) -> Flags:
-        """Compare each device's distance from its nearest peak with its present half window."""
+        """Return whether the time is within each device's window around its nearest daily peak.
+
+        A device is on in a window of each day, whose length follows from the number that the device
+        has drawn last.
+        """
         ages = self._streams.uniforms("world/availability/first", devices)  # as shares of ``lasts``
         # time for which the number drawn first has been valid at time 0 (s)
         age_at_0 = np.rint(ages * self._lasts / TICK_S) * TICK_S
@@ -264,7 +268,7 @@ class Traces(Availability):
         self._ahead = [0.0] * len(assigned) if ahead is None else ahead
 
     def span(self, device: int, time: float) -> Span:
-        """Find the interval of the device's trace, which repeats, at its present position in it."""
+        """Find the interval at the device's present position in its trace, which repeats."""
         period, changes = self._traces[self._assigned[device]]
         if changes == [0.0, period]:  # always on
             return Span(on=True, start=0.0, end=math.inf)
@@ -274,7 +278,7 @@ class Traces(Availability):
         start = changes[changes_so_far - 1] if changes_so_far else 0.0
         end = changes[changes_so_far] if changes_so_far < len(changes) else period
         is_on = changes_so_far % 2 == 1  # the first, third, ... change turns the device on
-        if is_on and end == period and changes[0] == 0.0:  # stays on when the trace repeats
+        if is_on and end == period and changes[0] == 0.0:  # it stays on when the trace repeats
             end = period + changes[1]
         return Span(is_on, max(0.0, lap_start + start), lap_start + end)
 

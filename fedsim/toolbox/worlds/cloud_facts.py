@@ -214,7 +214,7 @@ class CloudFacts:
         """Return the rule for the rate of connections into Azure.
 
         The window is Linux's default receive buffer, and not fitted. The errors of the rule are
-        those on the measured connections into Azure.
+        computed on the measured connections into Azure.
 
         Args:
             fitted: the rule for a cloud whose machines have the same buffer; its loss by slow start

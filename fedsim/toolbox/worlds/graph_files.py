@@ -116,7 +116,7 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
 def _check_ends(edge: str, tail: str, head: str, graph: "networkx.Graph[str]") -> None:
     """Raise ``ScenarioError`` if an edge from ``tail`` to ``head`` cannot be added to a graph.
 
-    This is so if a node is unknown, both nodes are the same, or the edge is in the graph already.
+    It cannot if a node is unknown, both nodes are the same, or the edge is in the graph already.
 
     Args:
         edge: text that names the edge, for error messages.

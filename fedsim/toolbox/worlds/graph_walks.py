@@ -101,7 +101,7 @@ class Walks:
     def edge_servers_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
         """Return which edge server serves each node to which devices are attached.
 
-        It is the first edge server on the route from that node to the server.
+        The edge server of a node is the first edge server on the node's route to the server.
 
         Args:
             nodes: the node of each edge server.

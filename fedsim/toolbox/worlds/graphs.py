@@ -337,9 +337,9 @@ def build_graph_network(
 
     Routes have the fewest hops. Of several routes between the server and a node with equally many
     hops, the chosen one has, from the server outwards, the nodes that come first by name. A route
-    between two nodes A and B other than the server is a part of A's route to the server if that
-    leads through B, or of the server's route to B if that leads through A. Otherwise the rule for
-    the server is used with A or B in its place, whichever comes first by name.
+    between two nodes A and B other than the server is a part of A's route to the server if this
+    route leads through B, or of the server's route to B if this route leads through A. Otherwise
+    the rule for the server is used with A or B in its place, whichever comes first by name.
 
     Args:
         simulation: the simulation.
@@ -426,7 +426,7 @@ class GraphSpec(NetworkModel):
             ``$FEDSIM_DATA``.
         server: name of the server's node.
         attach: names of the nodes to which devices are attached; device i is at the node at
-            position i modulo their count.
+            position i modulo the count of names.
         edge: edge servers at nodes of the graph; None for no edge servers.
         hosts: names of the nodes of additional endpoints that send and receive, such as a cache.
     """

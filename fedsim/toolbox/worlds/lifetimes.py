@@ -77,7 +77,7 @@ class PoissonArrivals(Turnover):
     The newcomers are drawn at random; all other devices are present from the start.
 
     Attributes:
-        rate: mean arrivals per unit of time.
+        rate: mean count of arrivals per unit of time.
         newcomers: count of devices that join during the run; None: half of the devices, rounded
             down.
     """

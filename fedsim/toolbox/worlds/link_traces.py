@@ -83,7 +83,7 @@ class _FileTrace(TracedRate):
                 shows the direction of the links.
             root: ``data.root``, or None.
         """
-        # an edge server receives what its devices send up
+        # the link by which an edge server receives counts as a link for uploads
         upward = key.endswith(("up", "receive"))
         options = TraceOptions(
             key=key,
@@ -117,7 +117,8 @@ class _FileTrace(TracedRate):
     ) -> Assignment:
         """Read the traces, and return the rule that assigns one to each link and chooses its start.
 
-        With random traces or starts, each group of shared links has its own random stream.
+        With random traces or starts, each group of shared links, named ``shared``, has its own
+        random stream.
         """
         traces = self._read(key, root)
         if self.deals == "own" and len(traces) != links:

@@ -227,7 +227,8 @@ class Heat(Process):
         state = world.state.setdefault(
             str(device), {"heat": 0.0, "since": world.now, "computes": False, "slow": False}
         )
-        hold = world.slow(device, self.factor) if state["slow"] else None  # a resumed run
+        # in a resumed run the device may be slow already
+        hold = world.slow(device, self.factor) if state["slow"] else None
         while True:
             change = world.env.event()
             changes[device] = change
@@ -242,11 +243,11 @@ class Heat(Process):
             state["since"] = world.now
             if change.triggered:  # the device has begun or ended to compute
                 state["computes"] = computing[device]
-            elif hold is None:  # its heat has reached ``slow_at``
+            elif hold is None:  # the device's heat has reached ``slow_at``
                 state["slow"] = True
                 state["heat"] = self.slow_at
                 hold = world.slow(device, self.factor)
-            else:  # it has cooled to ``fast_at``
+            else:  # the device has cooled to ``fast_at``
                 state["slow"] = False
                 state["heat"] = self.fast_at
                 hold.end()

@@ -90,7 +90,7 @@ def read_plain_pickle(path: Path) -> Any:
             "it holds more than dicts, lists, texts and plain numbers (numpy's, classes or calls), "
             "which are not read; save float(value) of each number"
         ) from None
-    except Exception as error:  # an unpickler raises many kinds for damaged files
+    except Exception as error:  # an unpickler raises errors of many types for damaged files
         raise ValueError(f"it is no whole pickle of plain values: {error}") from None
 
 
@@ -185,7 +185,7 @@ def _convert_phone(form: str, name: str, entry: object) -> Phone:
         ``ok`` (whether the recording is usable; if it is false all further keys may be missing).
 
     Raises:
-        ValueError: the entry lacks a field, or has one that is unknown.
+        ValueError: the entry lacks a field, or has an unknown field.
     """
     if not isinstance(entry, dict):
         raise ValueError(f"phone {show_value(name)} is {show_value(entry)}, no object")
@@ -301,7 +301,7 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
     Raises:
         ValueError: a state is unknown.
     """
-    conditions = {"charged": False, "locked": False, "wifi": False}  # the state so far
+    conditions = {"charged": False, "locked": False, "wifi": False}  # after the lines so far
     times: list[float] = []
     ready: list[tuple[float, float]] = []
     ready_since: float | None = None
@@ -320,7 +320,7 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
         if not is_ready and ready_since is not None:
             ready.append((ready_since, time_s))
             ready_since = None
-    if not ready or int(times[-1] - times[0]) == 0:  # shorter than a second
+    if not ready or int(times[-1] - times[0]) == 0:  # the log is shorter than a second
         return None
     return times[0], times[-1], _merged(sorted(ready))
 
@@ -329,7 +329,8 @@ def _update_conditions(conditions: dict[str, bool], state: str) -> None:
     """Update the conditions of readiness after a line of a FLASH log.
 
     Args:
-        conditions: ``charged``, ``locked`` and ``wifi`` -> whether this is so; changed in place.
+        conditions: ``charged``, ``locked``, ``wifi`` -> whether the condition holds; changed in
+            place.
         state: the state that the line reports, such as ``screen_lock``; some states, such as a
             level of the battery, change no condition.
 

@@ -36,8 +36,8 @@ class Regions(Network):
         server: the region of the server.
         connections: count of parallel TCP connections for each transfer.
         table: (sender's region, receiver's region) -> connection. If the table lacks a direction,
-            the opposite one is used. If it lacks both, there is no latency, and only the devices'
-            own links limit the rate.
+            the opposite direction is used. If it lacks both, there is no latency, and only the
+            devices' own links limit the rate.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Regions(Network):
         self._of = of  # regions in which the devices are, in turn
         self._server = server  # the server's region
         self._table = table  # (sender's region, receiver's region) -> TCP connection
-        self._connections = connections  # count for each transfer
+        self._connections = connections  # count of TCP connections for each transfer
         self.repeats = len(of)  # period with which devices have equal connections
         self._access_s = latency  # latencies of the devices' own links (s)
         # device i stands for all devices of its region, which repeat with the period ``len(of)``
@@ -73,8 +73,8 @@ class Regions(Network):
     def _connection(self, source: int, destination: int) -> Connection:
         """Return the TCP connection from one endpoint to another, by their regions.
 
-        If the table has only the opposite direction, that one is returned. If it has neither, the
-        connection has no latency and an infinite rate.
+        If the table has only the opposite direction, the connection of that direction is returned.
+        If the table has neither, the connection has no latency and an infinite rate.
 
         Args:
             source: index of the sending device, or ``SERVER``.
@@ -129,7 +129,7 @@ class RegionsSpec(NetworkModel):
             itself limits connections within the region. A relative path starts from ``data.root``,
             else the working directory, else ``$FEDSIM_DATA``.
         of: names of regions, such as "aws:eu-west-1" or "gcp:us-central1"; device i is in the
-            region at position i modulo their count.
+            region at position i modulo the count of names.
         server_in: the region of the server; None: the first of ``of``.
         connections: count of parallel TCP connections among which each message is divided. Their
             rates add up, as far as the devices' own links (``device``) allow. No measurement here
@@ -147,7 +147,7 @@ class RegionsSpec(NetworkModel):
     def _refuse_unknown_regions(
         cls, value: Sequence[str] | str | None, info: ValidationInfo
     ) -> Sequence[str] | str | None:
-        """Raise ``ValueError`` if a region is none of the built-in table, unless a file is given."""
+        """Raise ``ValueError`` if no file is given, and a region is not in the built-in table."""
         if value is None or info.data.get("file"):
             return value
         sites = cloud_facts().sites

@@ -5,7 +5,8 @@
 - Packet files of Mahimahi (Netravali et al., USENIX ATC 2015): each line is a time (ms) at which the
   link can carry 1500 bytes. The file begins anew after its last time.
 - FCC, Measuring Broadband America, raw data (``curr_httpgetmt.csv``, ``curr_httppostmt.csv``,
-  ``curr_webget.csv``): a row is a test of a unit, with ``unit_id``, ``dtime``, ``bytes_sec``.
+  ``curr_webget.csv``): a row is a test by a measuring unit, with ``unit_id``, ``dtime`` and
+  ``bytes_sec``.
 - Irish 4G and 5G of University College Cork (Raca et al., ACM MMSys 2018 and 2020): a row is a
   sample of a drive, with ``Timestamp``, ``DL_bitrate`` and ``UL_bitrate`` (kbit/s), ``State``.
 """
@@ -30,7 +31,7 @@ from fedsim.world.device_table import IDS
 _PACKET_BYTES = 1500.0  # Mahimahi's traces have a line for each packet of this size (bytes)
 _PACKET_STEP_S = 0.1  # length of the intervals over which rates of a packet file are averaged (s)
 _SINGLE_ROW_S = 1.0  # length of a trace that has a single row (s)
-_MOST_RATE = 1e15  # bytes/s
+_MOST_RATE = 1e15  # greatest rate (bytes/s)
 _ROUNDING = 1e-9  # part of an interval that counts as a rounding error
 _KBIT_S = 125.0  # a kbit/s, in bytes/s
 _USUAL_COLUMNS = {
@@ -140,7 +141,7 @@ def _read_cached(
     Returns:
         The name of the files' format, and the traces in natural order of their names.
     """
-    forms: dict[str, None] = {}  # an ordered set
+    forms: dict[str, None] = {}  # names of formats, as an ordered set
     recordings: list[Recording] = []
     for name, content in members(path, options.members, options.key):
         form, file_recordings = _read_file(name, content, options)
@@ -242,7 +243,7 @@ class _File:
     ) -> Recording:
         """Build the trace of a device from its rows, averaged if the options say so.
 
-        Of rows with equal times the last one counts.
+        Of rows with equal times the last row counts.
 
         Args:
             name: name of the trace.
@@ -409,10 +410,10 @@ def _read_packets(file: _File) -> Recording:
     end = times[-1]
     step = file.options.average or _PACKET_STEP_S
     count = max(1, math.ceil(end / step - _ROUNDING))
-    packets = [0] * count  # in each interval
+    packets = [0] * count  # count of packets in each interval
     for time in times:
         interval = math.ceil(time / step - _ROUNDING) - 1
-        packets[min(max(interval, 0), count - 1)] += 1  # a packet at time 0 is in the first one
+        packets[min(max(interval, 0), count - 1)] += 1  # a packet at time 0 is in interval 0
     begins = [interval * step for interval in range(count)]
     ends = [*begins[1:], end]
     rates = []
@@ -556,7 +557,7 @@ def _read_fcc(file: _File) -> list[Recording]:
     traces: dict[str, _Rows] = {}
     for unit, test_at in tests.items():
         rows = _Rows([], [], [])
-        for time_s in sorted(test_at):  # the file need not have them in order
+        for time_s in sorted(test_at):  # a file may have its tests in any order
             line, rate = test_at[time_s]
             rows.lines.append(line)
             rows.times.append(time_s)

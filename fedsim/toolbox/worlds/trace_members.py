@@ -11,7 +11,7 @@ from fedsim.common.files import read_bytes, require_regular
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a folder and of the folders in it, sorted; for a file, the file alone.
+    """Return the files of a folder and of the folders in it, sorted; for a file, only this file.
 
     Raises:
         OSError: there is no such file or folder.
@@ -25,12 +25,12 @@ def files_of(path: Path) -> list[Path]:
 def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file of a folder or archive whose name matches a pattern.
 
-    An archive is a tar or zip file. For any other file the file itself is yielded, with any name.
+    An archive is a tar or zip file. Any other file is itself yielded, whatever its name.
 
     Args:
         path: the file, folder or archive.
-        pattern: pattern of names, such as ``*.csv``, which fits a file's path within the folder or
-            archive, or its last part.
+        pattern: pattern of names, such as ``*.csv``. It is compared with a file's path within the
+            folder or archive, and with the last part of this path; one match suffices.
         key: the key of a scenario that names the path, for messages.
 
     Raises:
@@ -51,7 +51,7 @@ def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
             yield path.name, read_bytes(path)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
         raise DataError(f"{key}: {str(path)!r} cannot be read: {error}") from None
-    except Exception as error:  # decompressors raise errors of their own
+    except Exception as error:  # decompressors raise errors of their own types
         if isinstance(error, DataError):
             raise
         raise DataError(f"{key}: {str(path)!r} is damaged: {error}") from None
