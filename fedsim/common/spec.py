@@ -49,10 +49,10 @@ def _refuse_values_by_device(value: object) -> object:
 
 
 ForAll = BeforeValidator(_refuse_values_by_device)
-"""Annotation of a key with one value for all devices; ``[population.local]`` has other values."""
+"""Annotation of a key with one value for all devices; ``[population.local]`` has values by device."""
 
 Epochs = Annotated[int, Field(ge=1, le=100_000), ForAll]
-"""Passes over a device's data; bounded because the end of each is recorded."""
+"""Passes over a device's data; bounded because the end of each pass is recorded."""
 
 Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 """Steps of SGD."""

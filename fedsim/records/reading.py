@@ -1,6 +1,6 @@
 """Reader of run folders, for the audit, comparisons and figures.
 
-It reads the files only, and imports nothing of the simulation.
+The module only reads files, and runs no part of the simulation.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Connections between regions of clouds: measured ones, and rules for all others.
+"""Connections between regions of clouds: measurements, and rules for all other pairs of regions.
 
 ``cloud_regions.toml`` has measured connections with source, licence and date. ``CloudFacts`` fits
 two rules to the measured connections, to estimate the connections between all other pairs of
