@@ -64,7 +64,7 @@ class Live:
             self._simulation.between_instants(self._copy)
 
     def _copy(self) -> None:
-        """Write a new copy of the tables and the summary, and put it in place of the last one."""
+        """Write a new copy of the tables and the summary, and put it in place of the last copy."""
         begun = time.monotonic()
         copy, former = (self._out / name for name in _UNFINISHED)
         for leftover in (copy, former):  # a killed run may have left these folders
