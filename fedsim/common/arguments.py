@@ -41,8 +41,9 @@ class ArgumentRule:
     """Rule for an argument of a method.
 
     Attributes:
-        fits: function that returns whether the rule allows a value. Numbers of numpy are converted
-            to plain numbers before.
+        fits: function that gets the object whose method is called and the argument, and returns
+            whether the rule allows the argument. Numbers of numpy are converted to plain numbers
+            before.
         allowed: the allowed values in words: a text, or a function that makes the text from the
             object whose method is called.
         names: the allowed names, of which an error suggests the nearest; empty if there are none.
@@ -159,7 +160,7 @@ def whole(least: int, most: float = _MOST_COUNT) -> ArgumentRule:
 def number(
     *, least: float = -math.inf, above: float = -math.inf, infinite: bool = False
 ) -> ArgumentRule:
-    """Make a rule for numbers, which never allows NaN.
+    """Make a rule for numbers; it never allows NaN.
 
     Args:
         least: the least number.
@@ -249,8 +250,8 @@ def in_words(rule: ArgumentRule, owner: object) -> str:
 
     Args:
         rule: the rule.
-        owner: the object whose method is called. The allowed values may depend on it, such as on
-            its count of devices.
+        owner: the object whose method is called. The allowed values may depend on this object, such
+            as on its count of devices.
     """
     return rule.allowed if isinstance(rule.allowed, str) else rule.allowed(owner)
 

@@ -34,7 +34,7 @@ def number_devices(names: Iterable[str], devices: int) -> dict[str, int] | str:
     are then numbered in natural order, in which "c2" comes before "c10".
 
     Args:
-        names: names of devices, each at least once.
+        names: names of devices; a name may occur several times.
         devices: count of devices.
 
     Returns:

@@ -62,7 +62,7 @@ def require_regular(path: Path) -> Path:
     """Check that a path is a regular file, and return it; pipes, devices and folders are refused.
 
     Raises:
-        OSError: the path is not a regular file, or does not exist; ``strerror`` names its type.
+        OSError: the path is not a regular file, or does not exist; ``strerror`` says which.
     """
     try:
         mode = path.stat().st_mode

@@ -18,7 +18,7 @@ class Removed(NamedTuple):
 
     Attributes:
         left: the value of the key with which earlier versions behaved as this version always does;
-            mostly the former default. None if they behaved so without the key.
+            mostly the former default. None if earlier versions behaved so without the key.
     """
 
     left: object
@@ -159,7 +159,7 @@ class Understood(NamedTuple):
 
     Attributes:
         tables: the scenario.
-        is_former: whether it had keys of an earlier version.
+        is_former: whether the scenario had keys of an earlier version.
         lost: former keys with values that the present keys cannot express, as text such as
             ``training.init = 'torch'``.
     """
@@ -173,7 +173,7 @@ def understand(tables: Table) -> Understood:
     """Convert the scenario of a run folder to the present keys.
 
     A scenario without former keys is returned unchanged. A former value that the present keys
-    cannot express is replaced by the nearest one, and named in ``lost``.
+    cannot express is replaced by the nearest possible value, and named in ``lost``.
 
     Args:
         tables: the scenario as it was written, with the defaults of that version.

@@ -222,7 +222,7 @@ def import_trusted(path: str, key: str) -> Any:
 
 @cache
 def entry_points_of(group: str) -> dict[str, str]:
-    """Return the entry points of a group: name -> import path.
+    """Return the entry points of a group that installed packages declare: name -> import path.
 
     Packages in the working directory do not count as installed.
     """

@@ -1,4 +1,4 @@
-"""Cores, memory and GPUs that this process may use: a container, a batch job, or the whole machine.
+"""Cores, memory and GPUs that this process may use, by the limits of container and batch job.
 
 Limits of control groups are read in version 2 of their interface (Linux,
 ``Documentation/admin-guide/cgroup-v2.rst``), limits of a job from the variables that Slurm sets

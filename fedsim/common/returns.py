@@ -203,7 +203,7 @@ def is_of_type(hint: object) -> Check:
         hint: the type, as in an annotation.
 
     Returns:
-        Function of a value that returns True or False.
+        Function that gets a value, and returns whether the value has the type.
     """
     origin = get_origin(hint)
     arguments = get_args(hint)

@@ -35,8 +35,8 @@ def saved(*, omit: tuple[str, ...] = ()) -> Callable[[C], C]:
     above ``@dataclass``, because ``slots=True`` makes another class.
 
     Args:
-        omit: fields that are not saved, such as callbacks and alarms. The code that restores the
-            object sets them again.
+        omit: fields that are not saved, such as callbacks. The code that restores the object sets
+            these fields again.
 
     Returns:
         The decorator, which returns the class itself.

@@ -49,10 +49,10 @@ def _refuse_values_by_device(value: object) -> object:
 
 
 ForAll = BeforeValidator(_refuse_values_by_device)
-"""Annotation of a key with one value for all devices; ``[population.local]`` has other values."""
+"""Annotation of a key with one value for all devices; ``[population.local]`` has values by device."""
 
 Epochs = Annotated[int, Field(ge=1, le=100_000), ForAll]
-"""Passes over a device's data; bounded because the end of each is recorded."""
+"""Passes over a device's data; bounded because the end of each pass is recorded."""
 
 Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 """Steps of SGD."""
@@ -85,11 +85,11 @@ class OnlyWith:
         self._values = values
 
     def check(self, spec: "Spec", name: str) -> None:
-        """Raise ``ValueError`` if the key is set, but another key makes it have no effect.
+        """Raise ``ValueError`` if a key that is set has no effect with the values of other keys.
 
         Args:
             spec: the table.
-            name: the key that has this annotation.
+            name: the key that has this annotation; the caller has checked that it is set.
         """
         mode_values = {mode: getattr(spec, mode) for mode in self._modes}
         has_effect = any(map(self._is_met, mode_values.values()))
@@ -205,7 +205,7 @@ class Spec(BaseModel):
 
     @classmethod
     def takes(cls) -> set[str]:
-        """Names of the keys that the table accepts.
+        """Return the names of the keys that the table accepts.
 
         A subclass drops an inherited key by annotating it None.
         """

@@ -1,8 +1,9 @@
 """Keyed random numbers: the seed, a purpose (text) and IDs determine every draw.
 
 No draw depends on another draw. Scalars come from a counter hash (1 us each), arrays from numpy's
-Philox (25 us for a generator). Purposes begin with ``"world/"`` or ``"strategy/"``, so that with
-one seed all strategies get the same world.
+Philox (25 us for a generator). The first part of a purpose, such as ``"world/"`` or
+``"strategy/"``, separates the draws of the world from all other draws, so that with one seed all
+strategies get the same world.
 """
 
 import hashlib

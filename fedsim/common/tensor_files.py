@@ -92,7 +92,7 @@ def write_tensors(path: Path, tensors: Mapping[str, AnyTensor]) -> str:
         SHA-256 of the file, as hexadecimal digits.
 
     Raises:
-        ValueError: the format lacks a tensor's type, or the file has too many tensors for it.
+        ValueError: the format lacks a tensor's type, or does not allow as many tensors in a file.
         OSError: the disk is full, for example.
     """
     # sorted by type, so that each tensor is aligned in the file, and then by name

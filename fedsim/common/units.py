@@ -395,7 +395,7 @@ def show_ratio(ratio: float, digits: int = 3) -> str:
 def show_share(share: float, decimals: int = 0) -> str:
     """Format a share (0..1) for people as a percentage: ``"12%"``.
 
-    A share above 0 is never ``"0%"`` but ``"under 1%"``, and one below 1 never ``"100%"`` but
+    A share above 0 is never ``"0%"`` but ``"under 1%"``. A share below 1 is never ``"100%"`` but
     ``"over 99%"``.
 
     Args:

@@ -1,4 +1,4 @@
 """Writers and readers of a run folder: tables, ledger and fingerprints.
 
-Imports ``clock``, ``common``, and the columns of ``world.meters``.
+The package imports ``clock``, ``common`` and ``world.meters``.
 """

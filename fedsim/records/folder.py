@@ -41,7 +41,7 @@ TRACED_LINKS = "traced_links.parquet"
 MEASURED = "measured"
 """Entry of the summary that marks the folder of a deployment, whose times were measured.
 
-It is a dict that describes the deployment. Summaries of simulated runs have no such entry.
+The entry is a dict that describes the deployment. Summaries of simulated runs have no such entry.
 """
 SEAL = "summary_sha256"  # entry of the summary: sha256 of all other entries
 _BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal

@@ -1,8 +1,8 @@
 """Live view of an unfinished run: the folder ``live`` in the run folder, with tables and a summary.
 
 The folder is replaced as a whole from time to time, and removed after the run. Readers of a run
-folder without a summary read the live view instead. It holds no models and no fingerprints. It is
-not synced to the disk, so it may be missing after a power cut.
+folder without a summary read the live view instead. The live view holds no models and no
+fingerprints. It is not synced to the disk, so it may be missing after a power cut.
 """
 
 import shutil
@@ -64,7 +64,7 @@ class Live:
             self._simulation.between_instants(self._copy)
 
     def _copy(self) -> None:
-        """Write a new copy of the tables and the summary, and put it in place of the last one."""
+        """Write a new copy of the tables and the summary, and put it in place of the last copy."""
         begun = time.monotonic()
         copy, former = (self._out / name for name in _UNFINISHED)
         for leftover in (copy, former):  # a killed run may have left these folders

@@ -1,6 +1,6 @@
 """Reader of run folders, for the audit, comparisons and figures.
 
-It reads the files only, and imports nothing of the simulation.
+The module only reads files, and runs no part of the simulation.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -80,8 +80,9 @@ _VALUE_ERRORS = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, A
 def making_sense(paths: Iterable[Path]) -> Iterator[None]:
     """Context manager that converts exceptions caused by damaged run folders to ``RunFolderError``.
 
-    If a file was changed after the run, the message names the file. Other exceptions are raised
-    unchanged.
+    If a file was changed after its run, the message names the file. If no file was changed, only
+    errors that unexpected values cause, such as ``ValueError``, are converted. All other exceptions
+    are raised unchanged.
 
     Args:
         paths: the run folders, or folders of studies, that the block reads.

@@ -197,7 +197,7 @@ class Recorder:
 
         Args:
             folder: an existing folder: the run folder at the end of the run, or the folder of a
-                copy that shows a run which still goes on.
+                live view, a copy by which a run can be read while it goes on.
         """
         self._flush_rows()
         for name, table in self._tables.items():

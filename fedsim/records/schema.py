@@ -371,7 +371,8 @@ def encode_payloads(payloads: "Payloads") -> str:
 def models_digest(models: "Mapping[str, Mapping[str, AnyTensor]]") -> str:
     """Return the SHA-256 over all tensors of models, in the order of file and tensor names.
 
-    Each tensor contributes its names, shape, type (if it is not float32) and little-endian bytes.
+    Each tensor contributes the names of its file and of itself, its shape, its type (if it is not
+    float32) and its little-endian bytes.
 
     Args:
         models: tensors by name, for each file name. Stored tensors are read one at a time.

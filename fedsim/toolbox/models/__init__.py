@@ -1,1 +1,1 @@
-"""Kinds of the table ``model``: models of papers, of token sequences, and large ones by sizes."""
+"""Kinds of the table ``model``: models of papers, models of token sequences, and model cards."""

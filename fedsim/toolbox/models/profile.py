@@ -69,7 +69,7 @@ A backward step costs twice as much.
 """
 
 _CALL_BYTES = 75e3
-"""Fixed cost of each operation in an unfused recurrent layer, as bytes that move in its time."""
+"""Fixed cost of an operation in an unfused recurrent layer, as the bytes that move in its time."""
 
 _ARM_SHARES = {"dense": 1.03, "dense_backward": 0.79, "pointwise": 0.19, "pointwise_backward": 0.61}
 _ARM_SHARES |= {"grouped": 0.010, "grouped_backward": 0.35}

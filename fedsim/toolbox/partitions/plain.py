@@ -465,7 +465,8 @@ class Permutations(Partition):
     def _draw_maps(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
         """Draw a permutation of the labels 0..C-1 for each group, int64 [C] each.
 
-        The first one is the identity. Any two of them agree on at most ``agree`` labels.
+        The first permutation is the identity. Any two permutations agree on at most ``agree``
+        labels.
 
         Raises:
             ScenarioError: not enough such permutations were found.

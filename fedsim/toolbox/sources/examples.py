@@ -1,7 +1,7 @@
 """Reader of ``tf.train.Example``, the serialised messages of TensorFlow, without TensorFlow.
 
 A message is a sequence of fields, each with a number and a wire type: an integer of variable length
-(0), eight bytes (1), a length and then its count of bytes (2), or four bytes (5).
+(0), eight bytes (1), a length and as many bytes (2), or four bytes (5).
 """
 
 from collections.abc import Iterator

@@ -28,7 +28,7 @@ CHARACTERS = (
 _PAD = 0
 _SPECIAL = 4  # count of tokens for padding, unknown words, and a text's beginning and end
 _FORMS = {"pixels": "images", "snippets": "characters", "tokens": "words"}
-"""Name of a feature of the examples -> form of the data set, which the feature shows."""
+"""Name of a feature -> form of a data set whose examples have this feature."""
 
 _FETCHED = {"emnist_all.sqlite": "femnist", "shakespeare.sqlite": "shakespeare"}
 """Name of a file -> the data set of ``fedsim data fetch`` that has it."""

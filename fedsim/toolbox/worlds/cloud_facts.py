@@ -1,4 +1,4 @@
-"""Connections between regions of clouds: measured ones, and rules for all others.
+"""Connections between regions of clouds: measurements, and rules for all other pairs of regions.
 
 ``cloud_regions.toml`` has measured connections with source, licence and date. ``CloudFacts`` fits
 two rules to the measured connections, to estimate the connections between all other pairs of
@@ -137,7 +137,7 @@ class Fit(NamedTuple):
     def error(self) -> str:
         """Text with the errors of the estimates on the pairs of regions that were measured (%).
 
-        It has the mean and the largest relative error.
+        The text has the mean and the largest relative error, or the error of a single pair.
         """
         if self.rows == 1:
             return f"{100 * self.mean:.0f} % off on the one pair that was measured"
@@ -155,7 +155,7 @@ class CloudFacts:
 
     Attributes:
         sites: region -> its city.
-        source: source with licence, and date of the measurements.
+        source: two texts: the source with its licence, and the date of the measurements.
         measured: (sender's region, receiver's region) -> connection.
         rate_rules: cloud -> rule for the rate of a connection into the cloud, fitted by least
             squares of relative errors. Azure's rule is not fitted: its window is Linux's default

@@ -187,10 +187,10 @@ class Graph(Network):
             - ``routes``: ``down`` and ``up`` -> for each place the names of the links on the route
               from or to the server.
             - ``edges``, if there are edge servers: ``of`` (index of the edge server of each place),
-              ``latency`` (s), and routes like those in ``routes``: ``below`` (between each place
-              and its edge server) and ``above`` (between each edge server and the server).
-            - ``delays``, if links have latencies: the latencies of the routes to the server (s), a
-              list for ``places`` and a list for ``edges``.
+              ``latency`` (s), and two entries in the form of ``routes``: ``below`` (between each
+              place and its edge server) and ``above`` (between each edge server and the server).
+            - ``delays``, if links have latencies: ``places`` and ``edges`` (the edge servers) ->
+              the latency of the route from each of them to the server (s).
         """
         if not self.has_layout:
             return None

@@ -1,4 +1,4 @@
-"""Kinds ``trace``: links whose rates, latencies or losses follow recorded traces."""
+"""Kind ``trace`` of rates, of latencies and of losses of links, which follow recorded traces."""
 
 from pathlib import Path
 from typing import ClassVar, Literal

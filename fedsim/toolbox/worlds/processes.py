@@ -50,7 +50,8 @@ class Outage(Process):
         """Wait for the next outage, apply it until its end, and repeat this until the run ends.
 
         ``world.state`` holds all that a resumed run needs: the count of past ``outages``, whether
-        an outage lasts (``failed``), and when this phase ends (``until``, s).
+        an outage lasts now (``failed``), and when the outage ends or the next one begins
+        (``until``, s).
         """
         state = world.state
         if not state:  # a new run, not a resumed one
@@ -190,7 +191,7 @@ class Heat(Process):
             world.device(device)
 
     def run(self, world: World) -> ProcessGenerator:
-        """Start a process for each device, and tell it when the device begins or ends to compute."""
+        """Start a process for each device, which is told when its device starts or stops computing."""
         # device -> event of its next start or end of computing
         changes: dict[int, simpy.Event] = {}
         computing: dict[int, bool] = {}  # device -> whether it computes since its last such event

@@ -50,7 +50,7 @@ class Regions(Network):
         connections: int,
         table: Mapping[tuple[str, str], Connection],
     ) -> None:
-        """Add half the round trip between each device's region and the server's to its latency."""
+        """Build the network, with half the round trip between regions in each device's latency."""
         down, up, latency = columns
         self._of = of  # regions in which the devices are, in turn
         self._server = server  # the server's region

@@ -426,7 +426,7 @@ def _packet_times(file: _File) -> list[float]:
     """Parse the times of a packet file, one in each line, and return them in seconds.
 
     Raises:
-        DataError: a line has other cells than a time, times do not ascend, or the last one is 0.
+        DataError: a line has other cells than a time, times do not ascend, or the last time is 0.
     """
     times: list[float] = []
     for line, cells in file.lines:
@@ -534,7 +534,7 @@ def _read_table(file: _File) -> list[Recording]:
 def _read_fcc(file: _File) -> list[Recording]:
     """Read the traces of a table of the FCC's broadband tests, one for each measuring unit.
 
-    Failed tests are left out. Of tests of a unit with equal times the last one counts.
+    Failed tests are left out. Of tests of a unit with equal times the last test counts.
     """
     _check_fixed_unit(file, "a table of the FCC")
     header = file.lines[0][1]
