@@ -260,6 +260,13 @@ def test_a_scenario_with_what_torch_does_not_take_is_refused(
         Scenario(training={"kind": "torch"} | training)
 
 
+@pytest.mark.parametrize("pattern", ["*.bias", "?.bias", "[02].bias", "[!0]*"])
+def test_arguments_of_a_group_are_tried_whatever_its_pattern(pattern: str) -> None:
+    group = {"match": [pattern], "args": {"rho": "much"}}
+    with pytest.raises(ScenarioError, match=r"'Adadelta', with which torch takes no step"):
+        Scenario(training={"kind": "torch", "optimizer": "Adadelta", "groups": [group]})
+
+
 def test_patterns_match_and_a_smoothed_loss_is_no_modules_own() -> None:
     with pytest.raises(
         ScenarioError,

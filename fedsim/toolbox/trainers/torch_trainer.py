@@ -197,7 +197,7 @@ class TorchTrainer(Trainer):
         import torch
 
         parameters = {"": torch.nn.Parameter(torch.zeros(2))}
-        for pattern in self._patterns:  # used as a parameter's name, a pattern matches itself
+        for pattern in self._patterns:  # the pattern itself is the parameter's name
             parameters[pattern] = torch.nn.Parameter(torch.zeros(2, 2))
         optimiser = self.torch_optimiser(parameters, self.lr)
         schedule = None if self.schedule is None else self.schedule.build(optimiser, 2)
@@ -266,9 +266,12 @@ class TorchTrainer(Trainer):
         return optimiser
 
     def _group_of(self, name: str) -> int:
-        """Return the index of the first entry of ``groups`` that matches a name; -1 if none."""
+        """Return the index of the first entry of ``groups`` that matches a name; -1 if none.
+
+        A name that equals a pattern is also matched, for the trial in ``_try_two_steps``.
+        """
         for position, group in enumerate(self.groups):
-            if any(fnmatchcase(name, pattern) for pattern in group.match):
+            if name in group.match or any(fnmatchcase(name, pattern) for pattern in group.match):
                 return position
         return -1
 
