@@ -196,7 +196,7 @@ def draw_similarity(run: RunFolder) -> Figure:
     selection, remark = _choose_clusterings(comparable)
     columns = min(_MOST_COLUMNS, len(selection))
     width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)  # inches, by columns
-    heights = []  # of the parts, in inches: matrices, then cosines
+    heights = []  # heights of the parts (inches): matrices, then cosines
     if selection:
         # the subtracted inches leave room for a colour bar and labels beside the matrices
         side = (width - 1.7) / columns - 0.25
@@ -389,7 +389,7 @@ def draw_embedding(run: RunFolder) -> Figure:
     selection, remark = _choose_clusterings(clusterings)
     columns = min(_MOST_COLUMNS, len(selection))
     rows = math.ceil(len(selection) / _MOST_COLUMNS)
-    side = style.WIDTH_IN / max(2, columns) - 0.2  # of a panel (inches)
+    side = style.WIDTH_IN / max(2, columns) - 0.2  # side of a panel (inches)
     width = max(1.15 * columns, 1.3) * side
     height = rows * (side + 0.4) + 1.1
     figure = Figure(figsize=(width, height))

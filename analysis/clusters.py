@@ -77,7 +77,8 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
     tiers_by_latency = run.scenario.get("strategy", {}).get("tiers_from") == "latency"
     table = run.table(DEVICES).select(["device", "samples"])
     sample_counts = dict(zip(*map(as_list, table.columns), strict=True))
-    reported_sizes: dict[int, int] = {}  # by device; 0 until the device reports again
+    # device -> sample count that it reported last; 0 until it reports again
+    reported_sizes: dict[int, int] = {}
     groupings = []
     kinds = ("task-end", "split", "cluster", "tiers")
     columns = ("kind", "device", "round", "outcome", "data")

@@ -442,7 +442,7 @@ def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
     names = last["device"].astype(str) + " · " + last["samples"].astype(str)
     panel.set_yticks(last["lane"], names)
     trained = lanes[~lanes["prepares"]]
-    # of all trainings, also of a personal model
+    # epochs of all trainings in a lane, including those of a personal model
     epochs = trained["epoch_ends"].map(len).groupby(trained["lane"]).sum()
     for lane in last["lane"]:
         panel.text(

@@ -45,8 +45,9 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
     their strategies. Series that share a strategy have a folder in the name: the folder in which
     only their runs are, or else that of their first run.
     """
-    repetitions: Counter[tuple[str, int]] = Counter()  # by scenario and seed
-    groups: dict[tuple[str, int], list[RunFolder]] = {}  # by scenario and repetition
+    # (scenario, seed) -> count of its runs so far
+    repetitions: Counter[tuple[str, int]] = Counter()
+    groups: dict[tuple[str, int], list[RunFolder]] = {}  # (scenario, repetition) -> its runs
     for run in runs:
         keys = {key: value for key, value in run.scenario.items() if key not in _KEYS_OF_RUNS}
         scenario = json.dumps(keys, sort_keys=True)

@@ -28,7 +28,7 @@ from fedsim.lab.reading.study_folder import distinct_names
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 
-FORMATS = ("png", "svg")  # of the pictures; figures for papers have more
+FORMATS = ("png", "svg")  # formats of the pictures; figures for papers have more
 
 TIMES = (
     (2 * 86400.0, 86400.0, "days"),
@@ -44,7 +44,7 @@ WIDTH_IN = 13.0
 DPI = 120
 MANY_BARS = 4000  # most bars drawn as vectors; more would make the SVG large and slow
 _LONGEST_LINE = 120  # characters that fit into a line of the title
-_CHARACTERS_PER_IN = 11  # of a legend's text
+_CHARACTERS_PER_IN = 11  # characters in an inch of a legend's text
 _LEGEND_ROW_IN = 0.22  # height of a row of a legend
 _LEGEND_ROWS = 8  # count of rows of a legend for which most figures have room
 _SWATCH_CHARACTERS = 7  # width of an entry's sign and of the gap beside it
@@ -346,7 +346,8 @@ def thinning_step(count: int, most: int) -> int:
         most: greatest count of entries to draw or label.
     """
     exact_step = max(count / most, 1.0)
-    power: int = 10 ** math.floor(math.log10(exact_step))  # at most ``exact_step``
+    # greatest power of ten that is at most ``exact_step``
+    power: int = 10 ** math.floor(math.log10(exact_step))
     for digit in (1, 2, 5):
         if digit * power >= exact_step:
             return digit * power

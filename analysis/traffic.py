@@ -178,7 +178,7 @@ def _plot_over_time(
     layers.append((parts[parts["wasted"]], _WASTED))
     base = np.zeros_like(moments)
     for layer, look in layers:
-        total = layer.groupby("end")["bytes"].sum().cumsum()  # at each end of a message
+        total = layer.groupby("end")["bytes"].sum().cumsum()  # total at each end of a message
         # at each moment the total at the last end before it; 0 before the first end
         at_moments = total.reindex(moments, method="ffill", fill_value=0.0)
         top = base + at_moments.to_numpy() / byte_unit.size

@@ -165,7 +165,7 @@ def _choose_devices(at_work: Ints, with_phases: Ints, most: int) -> Ints:
 
 def _order_devices(spans: Sequence[TimeSpan], history: History, order: str) -> Ints:
     """Return the devices of ``spans`` in the given order, from the top lane down, int64 [n]."""
-    first_starts: dict[int, float] = {}  # by device (s)
+    first_starts: dict[int, float] = {}  # device -> its first begin (s)
     for span in spans:
         first_starts[span.device] = min(span.start, first_starts.get(span.device, np.inf))
     devices = np.array(sorted(first_starts), dtype=np.int64)

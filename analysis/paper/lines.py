@@ -74,7 +74,7 @@ def _select(descriptions: Sequence[Mapping[str, str]], only: Sequence[str]) -> l
     Raises:
         PictureError: a text names no line, or no line fits all texts.
     """
-    requested_values: dict[str, set[str]] = {}  # by key
+    requested_values: dict[str, set[str]] = {}  # key -> values that are asked for
     for text in only:
         key, value = _split_selection(text, descriptions)
         requested_values.setdefault(key, set()).add(value)

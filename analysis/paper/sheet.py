@@ -209,8 +209,8 @@ def panel_stacks(
         columns: count of stacks in a row.
         heights: relative heights of the panels of a stack, from the top.
     """
-    rows = math.ceil(count / columns)  # of stacks
-    panel_count = len(heights)  # of a stack
+    rows = math.ceil(count / columns)  # rows of stacks
+    panel_count = len(heights)  # count of the panels of a stack
     grid = figure.subplots(
         rows * panel_count, columns, sharex=True, squeeze=False, height_ratios=[*heights] * rows
     )

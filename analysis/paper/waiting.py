@@ -227,7 +227,8 @@ def _measure_wait(
     slowest_start = max(map(attrgetter("start"), slowest))
     # from here on, the round waits for the slowest clients alone
     wait_start = max([slowest_start, round_start, *earlier_ends])
-    half_end = sorted(ends)[(len(ends) - 1) // 2]  # of n clients the end of number ceil(n / 2)
+    # the end of client ceil(n / 2) of n, in order of their ends
+    half_end = sorted(ends)[(len(ends) - 1) // 2]
     return RoundWait(
         round=number,
         half_s=half_end - round_start,
@@ -320,7 +321,7 @@ def _mean(seeds: Sequence[Sequence[RoundWait]], name: str) -> Spread:
 
 def _rank_devices(waits: Sequence[RoundWait]) -> tuple[Awaited, ...]:
     """Return the devices for which rounds waited, the most awaited first."""
-    waited_s: defaultdict[int, float] = defaultdict(float)  # by device
+    waited_s: defaultdict[int, float] = defaultdict(float)  # device -> time that it waited (s)
     round_counts: defaultdict[int, int] = defaultdict(int)
     for wait in waits:
         for device in wait.devices:  # several devices of a wait share its time

@@ -362,9 +362,9 @@ def _draw_dots(line: RankedLine, axis: Axis, colour: str) -> Markup:
     if line.is_complete and mean.pairs > 1:
         parts.append(stroke(mean.low, mean.high, "interval", y1=10, y2=10))
         if mean.low < axis.low:
-            parts.append(arrowhead("12,4 0,10 12,16"))  # at the left edge
+            parts.append(arrowhead("12,4 0,10 12,16"))  # an arrow at the left edge
         if mean.high > axis.high:
-            parts.append(arrowhead("988,4 1000,10 988,16"))  # at the right edge
+            parts.append(arrowhead("988,4 1000,10 988,16"))  # an arrow at the right edge
     if mean.pairs > 1 or not line.is_complete:
         for value in line.values.values():
             parts.append(stroke(value, value, "seed", y1=6, y2=14))

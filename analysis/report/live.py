@@ -41,7 +41,7 @@ def read_live(paths: Sequence[Path]) -> LiveReport:
     """
     planned = progress.read_progress(paths)
     section = progress.section(planned)
-    state = progress.in_words(planned) if planned else ""  # of the studies' runs
+    state = progress.in_words(planned) if planned else ""  # state of the studies' runs
     try:
         subject = gather(paths)
     except NothingDoneError:  # only studies, of which no run is done

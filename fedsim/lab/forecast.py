@@ -71,7 +71,7 @@ def nominal_lines(run: Run) -> list[str]:
     lines.append(f"an epoch takes it {_median_and_range(times.epoch_s)}")
     if scenario.population.host is not None:
         lines.append("these and the times below are those of a device that has its host to itself")
-    if run.estimates:  # of hardware for which there are no measurements
+    if run.estimates:  # properties of hardware that nobody has measured
         lines.append(f"this {run.estimates}")
     lines += run.rules
     lines += extrapolation_lines(run.outside_of_rules, most=20)
@@ -593,7 +593,8 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
     trial.go(patience_s)
     run = trial.run
     scenario = run.scenario
-    factor = 1 / trial.share if trial.share else 0.0  # from the trial to the whole run
+    # factor of the trial's amounts for the whole run
+    factor = 1 / trial.share if trial.share else 0.0
     step_s = 0.0
     test_s = 0.0
     if trial.core is not None:

@@ -21,14 +21,15 @@ _WIDEST = 2048  # greatest width of a single hidden layer; a larger model has tw
 # size (bytes) above which a small model is trained instead; messages keep the large size
 _LARGEST_TRAINED = 8e6
 _SMALL_MODEL = 6e5  # bytes of the small model
-_EPOCHS = 2  # of each training
+_EPOCHS = 2  # epochs of each training
 _MOST_ALWAYS_SELECTED = 4  # most devices that are all clients of each round
 _LARGEST_COHORT = 20  # most clients of a round
 # deadlines to try, as multiples of the median time of a task
 _DEADLINE_FACTORS = (0.7, 1.0, 1.5, 3.0)
 # rate down, rate up (if it differs), and the first letter of their unit
 _RATE = re.compile(r"(?i)\s*([0-9.]+)\s*(?:/\s*([0-9.]+)\s*)?([kMG])(?:bit/s|bps)\s*")
-_OTHER_FIGURES = {"latency": "30 ms", "spread": "1.5"}  # of a link of which the user gives rates
+# other properties of a link of which the user gives the rates
+_OTHER_FIGURES = {"latency": "30 ms", "spread": "1.5"}
 _PARAMETERS = {
     "resnet18": 11_689_512,
     "resnet50": 25_557_032,
@@ -109,7 +110,7 @@ def write_study(
     fields |= _fields_of_model(size_text.strip(), size)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(Template(read_text(_HERE / "study.txt")).substitute(fields), encoding="utf-8")
-    strategies = len(strategies_with_rounds) + 1  # and FedBuff
+    strategies = len(strategies_with_rounds) + 1  # one more for FedBuff
     counts = f"{len(deadlines)} deadlines, {strategies} strategies, 3 seeds"
     return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
 

@@ -100,7 +100,7 @@ class PlannedComputing(ModelComputing):
         recipe = ref.recipe  # how the model would be computed; ``result`` is ignored
         length = self.parameters
         if isinstance(recipe, Applied) and recipe.size is not None:
-            length = recipe.size  # of a result that is no model
+            length = recipe.size  # length of a result that is no model
         if isinstance(recipe, Best):
             # the best model depends on data; here the choices spread evenly over the models
             ref.choice = (ref.device or 0) % len(recipe.models)
@@ -207,7 +207,7 @@ class PlannedLinks(LinkedTensors):
         self.peak_bytes = 0.0
         self.end_bytes = 0.0
         self.saves = 0
-        # of each checkpoint on disk: files of large arrays, and the size of all else (bytes)
+        # for each checkpoint on disk: its files of large arrays, and the size of all else (bytes)
         self._saves: list[tuple[set[LinkedTensor], float]] = []
 
     @override

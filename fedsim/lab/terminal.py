@@ -144,7 +144,8 @@ class RunProgress:
             simulated_s: simulated time until now (s).
             real_s: real time since the start (s), from which the remaining time is estimated.
         """
-        share = share_done(self._stop, self._rounds, simulated_s)  # of the run, 0..1
+        # share of the run that is done, 0..1
+        share = share_done(self._stop, self._rounds, simulated_s)
         text = f"simulated {show_seconds(simulated_s)}, {self._word} {self._rounds}{self._accuracy}"
         if self._live is not None:  # a terminal
             if self._saved:

@@ -62,7 +62,8 @@ class ResidentSamples:
     ) -> None:
         self.data = data
         self.device = device
-        self._given_memory_bytes = memory_bytes  # for copies of this object in other processes
+        # copies of this object in other processes get the same argument
+        self._given_memory_bytes = memory_bytes
         self._memory_bytes = memory_bytes  # None until it is first needed
         self._lock = Lock()  # held while the fields below change
         # values that determine the content of tensors -> the tensors, used longest ago first

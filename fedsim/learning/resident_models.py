@@ -154,7 +154,8 @@ class ResidentModels:
         keeps_results: bool = True,
     ) -> None:
         self.device = device
-        self._given_memory_bytes = memory_bytes  # for copies of this object in other processes
+        # copies of this object in other processes get the same argument
+        self._given_memory_bytes = memory_bytes
         self._memory_bytes = memory_bytes  # None until it is first needed
         self._keeps_results = keeps_results
         self._lock = RLock()  # held while the fields below change

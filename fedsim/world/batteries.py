@@ -231,7 +231,7 @@ class Batteries:
         elapsed_s = time + TICK_S - points[:, _AT]
         idle_j = columns["idle_w"][devices] * elapsed_s
         tail_j = columns["tail_w"][devices] * columns["tail_s"][devices]
-        most_j = idle_j + tail_j  # at most so much was drawn since the stored level
+        most_j = idle_j + tail_j  # most energy that can have been drawn since the stored level (J)
         is_up: Flags = (points[:, _FLAT] == 0) & (points[:, _LEVEL] > most_j)
         # the other devices may be flat, and are computed exactly
         for position in np.flatnonzero(~is_up).tolist():
@@ -534,7 +534,7 @@ class Batteries:
         now = self._simulation.now
         elapsed_s = now - point.at
         watts = load.total_w
-        bytes_j = load.byte * (moved - load.moved)  # of the bytes since the last update
+        bytes_j = load.byte * (moved - load.moved)  # energy of the bytes since the last update (J)
         if load.is_at_risk:  # ``watts`` already has the energy of the predicted bytes
             predicted_j = load.byte * load.rate * elapsed_s
             at_once_j = bytes_j - predicted_j
@@ -543,7 +543,7 @@ class Batteries:
             at_once_j = 0.0
         else:
             at_once_j = bytes_j
-        if elapsed_s <= 0 and not at_once_j:  # up to date
+        if elapsed_s <= 0 and not at_once_j:  # the battery's state is up to date
             return
         if elapsed_s > 0:
             course = self._follow_breakpoints(device, point, now, watts, is_final=True)

@@ -112,7 +112,7 @@ class WorldBuilder:
             rooflines: training times and memory of the devices.
         """
         population = self.population
-        batch_sizes = None  # of ``[training]``, if the devices have none of their own
+        batch_sizes = None  # None: all devices have the batch size of ``[training]``
         if population.own is not None:
             batch_sizes = population.own.batch_size
         is_short = rooflines.short(population.samples, batch_sizes)

@@ -232,7 +232,7 @@ class EpochTimer:
         assert task.epoch_ends is not None
         plan = self._plan(task)
         now = self._simulation.now
-        ends = task.epoch_ends  # of the epochs so far
+        ends = task.epoch_ends  # ends of the epochs so far (s)
         is_over = len(ends) == plan.epochs
         if ends and plan.adaptive and not is_over:
             # the epochs that the device begins; infinity stands for the end of the next one, which is

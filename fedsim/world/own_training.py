@@ -74,7 +74,7 @@ class ByKind(Distribution, Generic[Q]):
                     f"{key} has a value for {name!r}, and no device is of that kind; allowed are "
                     f"{allowed} and {DEFAULT}{nearest(name, capacity.names)}"
                 )
-        default = self.values.get(DEFAULT, 0)  # for the kinds that are not named
+        default = self.values.get(DEFAULT, 0)  # value of the kinds that are not named
         by_kind = np.array([self.values.get(name, default) for name in capacity.names])
         column: AnyArray = by_kind[capacity.which]
         return column

@@ -101,7 +101,7 @@ class Population:
                 * self.rooflines.training_s(device, training, samples)
                 / self.slowness.item(device)
             )
-        # of a sample, with the forward passes of the other models of a contrastive term
+        # cost of a sample, with the forward passes of the other models of a contrastive term
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
         if training.cut is not None and self.share_of is not None:  # a smaller model costs less
             cost *= self.share_of(*training.cut)

@@ -368,7 +368,8 @@ class TaskRunner:
                 f"device {device} still works on task {other.id}; it does one thing at a time"
             )
         count = self.times_asked.get(device, 0)
-        spent_s = self.computing.take_budget(device)  # by the device's last task
+        # time that the device's previous task has used of its budget (s)
+        spent_s = self.computing.take_budget(device)
         task = Task(self._task_count, device, steps, round, group, count, continues, edge, context)
         task.spent_s = spent_s if continues else 0.0
         self.note_data(task)

@@ -67,7 +67,7 @@ class TimeVariation:
         sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in jitters.tolist()])
         # sigma of each device; stored once if all are equal
         self._sigma = each(lambda indices: sigmas[indices], which)
-        self._factor = 1.0  # of the speed in slow phases
+        self._factor = 1.0  # factor of the speed in slow phases
         self._mean_rate = 1.0  # long-run mean speed, relative to the full speed
         # in on phases a device is not slow; None without slow phases
         self._phases = None
@@ -132,7 +132,7 @@ class TimeVariation:
             ends: ends of all epochs if the device did not adapt (simulated s).
             limit: the simulated time (s) of the limit.
         """
-        count = min(1, len(ends))  # of the epochs that the device carries out
+        count = min(1, len(ends))  # count of the epochs that the device carries out
         while count < len(ends):
             predicted_s = (ends[count - 1] - start) * (count + 1) / count
             if predicted_s > limit - start + _TIE_S:

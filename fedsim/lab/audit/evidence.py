@@ -159,7 +159,7 @@ class Evidence:
                     f"has wrong data ({reason})"
                 ) from None
         by_text = pd.DataFrame.from_records(cells, columns=[*reader.columns])
-        # from a row for each distinct text to a row for each record
+        # a row for each record, taken from the rows of the distinct texts
         by_record = by_text.astype(reader.columns).take(text_of_record)
         return by_record.set_axis(rows)
 

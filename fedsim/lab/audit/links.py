@@ -97,7 +97,7 @@ def check_link_capacities(evidence: Evidence) -> Iterator[str]:
     rows_of_user = messages.groupby(["direction", "part", "place"], observed=True).indices
     for link in layout.links:
         rows_by_user = [rows_of_user[user] for user in link.users if user in rows_of_user]
-        no_rows = np.empty(0, dtype=np.int64)  # for a link that no message used
+        no_rows = np.empty(0, dtype=np.int64)  # rows of a link that no message used
         rows = np.concatenate([no_rows, *rows_by_user])
         rate = rates.of(link.key, link.rate)
         of_rate = "" if link.rate == math.inf else f" of {link.rate:g} B/s"

@@ -45,7 +45,7 @@ def check_lifetimes(evidence: Evidence) -> Iterator[str]:
             )
             yield from report_rows(template, devices, times != unset)
             continue
-        # from the records to the table
+        # each record is compared with its device's row of the table
         records = events[events["kind"] == kind]
         stated = values_at_rows(times, evidence.row_of(records["device"]))
         # NaN is the time of a device that the table leaves out
@@ -54,7 +54,8 @@ def check_lifetimes(evidence: Evidence) -> Iterator[str]:
             f"device {{device}} has its {kind} at {{time!r}} s, by the table at {{stated!r}} s"
         )
         yield from report_rows(template, records.assign(stated=stated), differs)
-        # from the table to the records; a device that is present from the begin has no arrival
+        # each row of the table is compared with its record; a device that is present from the begin
+        # has none
         needs_record = (times != unset) & (times < end)
         if key == "arrivals":
             needs_record &= times > 0.0

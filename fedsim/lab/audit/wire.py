@@ -113,7 +113,8 @@ class MessageSizes:
         self._scenario = scenario
         self._strategy: TomlTable = scenario["strategy"]
         self._codecs = scenario.get("messages", {})
-        self._streams = Streams(scenario["seed"])  # to repeat the draws of reduced sizes
+        # the draws of reduced sizes are repeated from these streams
+        self._streams = Streams(scenario["seed"])
         self.reduction = _REDUCTION_OF_STRATEGY.get(self._strategy["kind"])
 
     @cached_property

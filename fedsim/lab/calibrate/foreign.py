@@ -383,7 +383,7 @@ def read_run_folder(path: Path) -> pd.DataFrame:
             round_start = time
         elif kind == "round":
             rows.append((0, "server", number, "round", round_start, time, 0.0, 1, 0.0))
-            round_start = time  # for strategies that record no begin of a round
+            round_start = time  # some strategies record no begin of a round
         elif outcome == "done" and step in _STEPS and number is not None:
             data = parse_json(text)
             size = data.get("bytes", 0.0)

@@ -103,7 +103,7 @@ class _AwaitedWork:
     task: int | None
     round: int | None
     end: float = math.inf
-    outcome: str = "stopped"  # until the work ends
+    outcome: str = "stopped"  # the outcome until the work ends
     steps: list[PathStep] = field(default_factory=list)
 
     def rank(self, now: float) -> tuple[float, ...]:
@@ -205,7 +205,7 @@ class _PathRecords:
         self.round_starts: dict[int, RecordData] = {}
         self.finished_rounds: list[_FinishedRound] = []
         self._has_hosts = bool(run.scenario.get("population", {}).get("host"))
-        self._tasks: dict[int, _AwaitedWork] = {}  # by task ID
+        self._tasks: dict[int, _AwaitedWork] = {}  # task ID -> the task's work
         used_tasks: set[int] = set()  # tasks of the updates aggregated since the last round
         events = run.events_of((*_EVENTS_OF_WORK, *_EVENTS_OF_RUN), _COLUMNS)
         for time, kind, device, number, task, step, outcome, data in events:
@@ -361,7 +361,7 @@ class CriticalPaths:
         number = finished.number
         end = finished.end
         start_fields = self._records.round_starts.get(number, {})
-        tasks = []  # of the round that went on at some time of the round
+        tasks = []  # the round's tasks that went on at some time within it
         late = []  # devices whose tasks its end cut off
         for task in self._records.tasks_of_round[number]:
             if task.end > start and task.start < end:

@@ -222,7 +222,7 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
             front.append(CostPoint(line, first_cost, second_cost, 1.0, ""))
             points.append(front[-1])
             continue
-        factor = math.inf  # by which the variant's costs exceed those of the closest point
+        factor = math.inf  # least factor by which the variant's costs exceed the costs of a point
         closest_name = ""
         for point in front:
             if point.first == 0 or point.second == 0:  # no ratio to a cost of 0
@@ -330,7 +330,7 @@ def _figures_by_cell(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
 
     rows = []
     if answer.rankings:
-        ranking = answer.rankings[0]  # by the goal
+        ranking = answer.rankings[0]  # ranking by the study's goal
         means = {line.line_index: line.mean.mean for line in ranking.ranked}
         variants = [line for line in ranking.entries if not line.reference]
         for line_index in sorted(line.line_index for line in variants):

@@ -326,7 +326,7 @@ def _lines_of_study(path: Path, study: StudyIndex) -> list[ComparedLine]:
     for variant in study.variants:
         finished_runs = []
         undone = []  # seed and status of each run that is not done
-        seeds_in_order = []  # up to the first run that is not done
+        seeds_in_order = []  # seeds of the runs before the first one that is not done
         is_begun = False
         for run in variant.runs:
             folder = path / run.folder

@@ -496,7 +496,8 @@ def read_work(run: RunFolder) -> Values:
         of devices between groups, which is None if the run has no groups.
     """
     step_starts: dict[int, float] = {}  # open task -> begin of its running step (s)
-    compute_times: defaultdict[int, _ComputeTime] = defaultdict(_ComputeTime)  # of each open task
+    # task -> compute time of the open task
+    compute_times: defaultdict[int, _ComputeTime] = defaultdict(_ComputeTime)
     compute = 0.0
     wasted = 0.0
     migrations: int | None = None

@@ -189,7 +189,8 @@ class PublishedFigures(Spec):
             row: name of the row.
             name: name of the measure.
         """
-        figures = self.published.get(row, {})  # by measure, or a list in the order of the measures
+        # a dict by measure, or a list in the order of the measures
+        figures = self.published.get(row, {})
         if not isinstance(figures, Mapping):
             values = figures if isinstance(figures, list) else [figures]
             figures = dict(zip(self.measures, values, strict=False))
@@ -565,7 +566,7 @@ class _MeasuredTable:
                 notes.append(f"Not run: {', '.join(titles)}.")
         if self._table.note:
             notes.append(self._table.note)
-        cells = list(zip(*rows, strict=True)) or [()] * len(heads)  # by column
+        cells = list(zip(*rows, strict=True)) or [()] * len(heads)  # cells of each column
         verdicts = [verdict for verdict in cells[-1] if verdict is not None]
         if verdicts:
             count = f"{verdicts.count('yes')} of {counted(len(verdicts), 'figure')}"

@@ -278,7 +278,7 @@ class Ranking:
             first: the line with the best mean.
         """
         ties = self.ties
-        near_names: list[str] = []  # of lines that more seeds may tell from the best
+        near_names: list[str] = []  # names of lines that more seeds may tell from the best
         more_seeds: list[int] = []
         for line in ties:
             count = self._count_more_seeds(line, first)

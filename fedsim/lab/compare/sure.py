@@ -200,7 +200,7 @@ class _Race:
     def __init__(self, costs: Mapping[int, Sequence[float]], error: float) -> None:
         # A row is a line's position in these arrays; results name its index in the comparison.
         self._line_indices = list(costs)
-        self._counts = [len(values) for values in costs.values()]  # of seeds
+        self._counts = [len(values) for values in costs.values()]  # count of seeds of each row
         self._costs = np.full((len(costs), max(self._counts)), np.nan)
         for row, values in enumerate(costs.values()):
             self._costs[row, : len(values)] = values

@@ -273,7 +273,7 @@ class Comparison:
         # the final accuracy is in every table, and does not replace the costs
         goals = [measure for measure in goals if measure != measures.FINAL]
         if not goals:
-            goals = [measures.TIME, measures.TRAFFIC]  # of whole runs
+            goals = [measures.TIME, measures.TRAFFIC]  # the goals of whole runs
         accuracies = [measures.FINAL, *self._finals]  # ``_finals``: of other metrics
         selection = [*accuracies, *goals, *self._costs_to_metrics, measures.WASTED_COMPUTE]
         return [*dict.fromkeys(selection)]  # without repetitions

@@ -139,7 +139,8 @@ class MessageSpan:
             names.append((self.destination, self.source, False))
         ends = []
         for name, other, is_sent in names:
-            match = _NUMBERED.fullmatch(name)  # of a device or edge server, such as ``device 3``
+            # name of a device or edge server, such as ``device 3``
+            match = _NUMBERED.fullmatch(name)
             end = MessageEnd(
                 device=int(match[2]) if match else -1,
                 start=self.start,

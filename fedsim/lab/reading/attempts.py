@@ -131,7 +131,7 @@ class Attempts:
             end = ends.get(row["task"])
             task_steps = tuple(steps[task])
             end_s = self.history.end
-            task_outcome = "stopped"  # of a task that was open at the run's end
+            task_outcome = "stopped"  # outcome of a task that was open at the run's end
             if end is not None:
                 end_s = float(end["time"])
                 task_outcome = str(end["outcome"])

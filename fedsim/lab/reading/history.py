@@ -221,7 +221,8 @@ class History:
         for no group.
         """
         records = self.of("assign")
-        fields = [parse_data(text) for text in records["data"]]  # of each record, in JSON
+        # fields of each record, which the table has as JSON
+        fields = [parse_data(text) for text in records["data"]]
         assignments = records[["time", "device", "period", "group"]].reset_index(drop=True)
         assignments["before"] = pd.Series([record["before"] for record in fields], dtype=float)
         assignments["why"] = pd.Series([str(record["why"]) for record in fields], dtype=str)

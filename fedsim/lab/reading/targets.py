@@ -118,7 +118,7 @@ def best_accuracy_within(rows: Sequence[RecordData], budget: Mapping[str, float]
     Returns:
         The accuracy (0..1); None if there was no test within the budget.
     """
-    costs = dict.fromkeys(("bytes", *_METERED_COSTS), 0.0)  # from the begin of the run
+    costs = dict.fromkeys(("bytes", *_METERED_COSTS), 0.0)  # costs since the begin of the run
     best = None
     for row in rows:
         costs["time"] = row["time"]

@@ -40,7 +40,7 @@ SHORT_WAIT_S = 0.2
 """Longest wait of Flower's processes between two looks, unless Flower's own waits are rehearsed."""
 _SUPERLINK_PORT = 8000
 _PATIENCE_S = 600.0  # real time for the start of all nodes (s)
-_RUNTIME_PORT = 8080  # of a SuperNode in a namespace of its own
+_RUNTIME_PORT = 8080  # port of a SuperNode, which has a network namespace of its own
 _MBIT_PER_BYTE = 8e-6
 _POLL_S = 0.05  # interval in which a rehearsal looks for the app's end and the devices' changes (s)
 _FOLDERS = ("app", "logs", "steps", "homes")
@@ -242,7 +242,7 @@ class _Rehearsal:
         """
         server, devices = links_of(self._scenario, self._run)
         network = stack.enter_context(Namespaces(server, devices))
-        for name in network.names:  # for their removal, even if this process is killed
+        for name in network.names:  # the namespaces are removed even if this process is killed
             processes.guard_namespace(name)
         if network.has_latency:
             processes.start("latency", network.delaying(), self._env)
@@ -366,7 +366,7 @@ class _Rehearsal:
 
         At time 0, only the devices that are unavailable then have an entry.
         """
-        # of a scenario without a limit of time, the changes of the first day
+        # a scenario without a limit of time has the changes of its first day
         end_s = self._scenario.stop.simulated_time or 24 * 3600.0
         columns: Mapping[str, list[float]] = {
             name: values.tolist() for name, values in self._run.availability_columns(end_s).items()

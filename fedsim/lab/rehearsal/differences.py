@@ -103,9 +103,11 @@ def read_times(folder: Path) -> RunTimes:
         folder: folder of a simulated or a measured run.
     """
     run = RunFolder(folder)
-    tasks: dict[int, TaskTimes] = {}  # by ID of the task, in the order of their begins
-    first_tasks: dict[tuple[int, int], TaskTimes] = {}  # by round and device
-    step_starts: dict[int, float] = {}  # of each task's present step (s); a task has one at a time
+    # task ID -> times of the task, in the order in which the tasks began
+    tasks: dict[int, TaskTimes] = {}
+    # (round, device) -> times of the device's first task in the round
+    first_tasks: dict[tuple[int, int], TaskTimes] = {}
+    step_starts: dict[int, float] = {}  # task ID -> begin of the task's present step (s)
     rounds: list[RoundTimes] = []
     round_start_s = 0.0
     for row in run.events_of(_KINDS, _COLUMNS):

@@ -23,7 +23,7 @@ from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 from fedsim.version import __version__
 
-_WIDTH = 1160.0  # of the picture (pixels)
+_WIDTH = 1160.0  # width of the picture (pixels)
 _LEFT = 90.0  # room for names (pixels)
 _LANE = 9.0  # height of a bar
 _GAP = 12.0  # between devices
@@ -93,7 +93,7 @@ def _footer_text(run: RunFolder) -> str:
     Args:
         run: the measured run folder of the rehearsal.
     """
-    settings = run.summary["measured"]  # of the rehearsal, and versions of its software
+    settings = run.summary["measured"]  # settings of the rehearsal, and versions of its software
     training = "training slept for the scenario's time" if settings["pace"] else "training was real"
     waits = ""
     if "longest_wait_s" in settings:  # folders of earlier versions lack it

@@ -224,7 +224,8 @@ class Conductor:
         if self.workers.are_on_ray:
             self._inputs = StudyInputs()
         self._pool: WorkerPool | RayWorkers | None = None  # None until ``run`` has started it
-        self._stop_signal: int | None = None  # from ``interrupt``, for a pool that starts later
+        # signal that ``interrupt`` got, for a pool that starts later
+        self._stop_signal: int | None = None
         self._plan_runs()
         if try_variants:
             self._try_variants()

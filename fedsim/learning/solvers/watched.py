@@ -296,7 +296,7 @@ class Watch:
         new_changes = [name for name in changes if name not in self.harmless]
         if not new_changes:
             return
-        # by value: a large tensor may be changed again, but must get the same values
+        # compared by value: a large tensor may be changed again, but must get the same values
         memory = read_memory(module, flat, by_value=True)
         repeated = run_user_code(lambda: work(copied_module), where)
         second_changes = differences(memory, read_memory(module, flat, by_value=True))

@@ -112,7 +112,8 @@ class SecureAggregation(Spec):
         if self.neighbors is None or self.neighbors >= count:
             return {client: [peer for peer in clients if peer != client] for client in clients}
         half = self.neighbors // 2
-        offsets = [*range(-half, 0), *range(1, half + 1)]  # from client to neighbours in the ring
+        # offsets from a client to its neighbours in the ring
+        offsets = [*range(-half, 0), *range(1, half + 1)]
         graph = {}
         for position, client in enumerate(clients):
             graph[client] = [clients[(position + offset) % count] for offset in offsets]

@@ -248,7 +248,8 @@ class Grouped(Synchronous[G]):
         answers = [entry["contents"]["id"] for entry in entries]
         if models.learns:
             return await models.choices(answers)
-        await models.note_skipped([answer.ref for answer in answers])  # for ``fedsim check``
+        # for the memory forecast of ``fedsim check``, whose trial has no weights
+        await models.note_skipped([answer.ref for answer in answers])
         if not entries:
             return []
         return self.random_groups(len(entries), purpose, entries[0]["task"])

@@ -565,7 +565,8 @@ class LCFL(Grouped[LCFLParams]):
             i as the row.
         """
         reports = [self.state.reports[device] for device in devices]
-        losses_of_device = await self.server.models.numbers(reports)  # of all compared models
+        # losses of all compared models on the device's data
+        losses_of_device = await self.server.models.numbers(reports)
         # models of devices that have not reported are left out
         columns = [self.state.compared.index(device) for device in devices]
         return np.stack(losses_of_device)[:, columns]

@@ -87,7 +87,7 @@ class Walks:
             )
             self._predecessors[root, is_from] = dict(search)
         predecessors = self._predecessors[root, is_from]
-        walk = [node]  # from ``node`` back to ``root``
+        walk = [node]  # nodes from ``node`` back to ``root``
         while node != root:
             if node not in predecessors:
                 direction = "from" if is_from else "to"

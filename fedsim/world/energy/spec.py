@@ -186,7 +186,7 @@ def _read_hours(key: str, file: str, root: Path | None) -> list[float]:
         raise DataError(f"{key} {file!r} has {len(intensities)} rows; allowed are 24")
     if not has_order:
         return intensities
-    hours = table.values("hour", int)  # of each row
+    hours = table.values("hour", int)  # hour of each row
     if sorted(hours) != list(range(24)):
         raise DataError(f"{key} {file!r} has not each hour from 0 to 23 once in its column 'hour'")
     return [intensities[hours.index(hour)] for hour in range(24)]

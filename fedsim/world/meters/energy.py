@@ -97,7 +97,8 @@ class Zone:
         # ``_hours``: carbon intensity of each hour of the day (g/J)
         if self._is_constant:
             return joules * self._hours[0]
-        if end <= start:  # at one instant; ``_offset`` is the time of day at the start of the run
+        # an instant has no length; ``_offset`` is the time of day at the start of the run
+        if end <= start:
             hour = int((start + self._offset) % DAY_S // _HOUR_S)
             return joules * self._hours[hour]
         return joules * (self._integral(end) - self._integral(start)) / (end - start)
@@ -222,7 +223,7 @@ class EnergyMeter(Meter):
             end: end of that time (s).
         """
         self._books[phase][device] += joules
-        self.by_phase[phase] += joules  # of all devices
+        self.by_phase[phase] += joules  # energy of all devices in the phase (J)
         if self.grams is not None:
             grams = self._zones[self.columns["zone"].item(device)].grams(joules, start, end)
             self._grams[device] += grams

@@ -22,8 +22,8 @@ from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
 # Rates and weights are counted in integer units, so that their sums are exact.
-_UNITS = 2.0**40  # per byte/s
-_WEIGHTS = 2**40  # per weight of 1
+_UNITS = 2.0**40  # units of a rate of 1 byte/s
+_WEIGHTS = 2**40  # units of a weight of 1
 # time at the present level (s) after which the virtual clock is set to 0; the last bit of its
 # reading is then worth 10^-12 s
 _SET_BACK_S = 2.0**12

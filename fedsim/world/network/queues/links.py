@@ -97,7 +97,7 @@ class QueuedLinks:
             New number of each of the other links, by its number in ``others``, int64 [links].
         """
         self.grouped = 0
-        # by old number; number 0, which pads routes, remains 0
+        # old number of a link -> new number; number 0, which pads routes, remains 0
         new_numbers = np.zeros(len(others.capacity), dtype=np.int64)
         for name, number in others.names.items():
             new_numbers[number] = self.names.setdefault(name, len(self.names) + 1)
@@ -119,7 +119,8 @@ class QueuedLinks:
         """
         self.grouped = 0
         used = np.union1d(route, [0])  # old numbers, ascending; 0 is kept as the padding
-        new_numbers = np.zeros(len(self.capacity), dtype=np.int64)  # by old number
+        # old number of a link -> new number
+        new_numbers = np.zeros(len(self.capacity), dtype=np.int64)
         new_numbers[used] = np.arange(len(used))
         names = list(self.names)  # in the order of their numbers, which begin with 1
         self.names = {names[number - 1]: new_numbers.item(number) for number in used[1:].tolist()}
@@ -227,7 +228,8 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
         Bytes that each sender may send, float64 [flows].
     """
     total = np.bincount(first_links, weights=wanted_bytes, minlength=len(sendable))
-    is_crowded = (total > sendable)[first_links]  # of each flow's first link
+    # whether each flow's first link has more bytes to send than it can
+    is_crowded = (total > sendable)[first_links]
     rows = is_crowded.nonzero()[0]
     if not len(rows):
         return wanted_bytes

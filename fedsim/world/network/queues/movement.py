@@ -98,7 +98,7 @@ class Movement:
         if self._losses.may_lose:
             lost = self._lose(self._losses.at_sender, sent)
             entering = sent - lost
-        amounts.arriving[:, 0] += entering  # at the first link of each route
+        amounts.arriving[:, 0] += entering  # new bytes arrive at the first link of each route
 
     def pass_level(self, level: Level, credit: Floats) -> None:
         """Let a group of links send the bytes in their queues and the bytes that arrive there.
@@ -124,7 +124,7 @@ class Movement:
         # all bytes leave a link that is not overloaded
         leaving = present
         staying = np.zeros(len(cells))
-        rows = is_overloaded.nonzero()[0]  # of the arrays of ``level``
+        rows = is_overloaded.nonzero()[0]  # rows of the arrays of ``level``
         if len(rows):
             leaving, staying = self._serve_full(level, rows, present, arrived, load, credit)
         else:
@@ -137,7 +137,7 @@ class Movement:
         goes_on = ~is_last
         # the next cell is the next link on the route of the same flow
         arriving[cells[goes_on] + 1] += leaving[goes_on]
-        self._loads.append((level, load))  # for ``busy``
+        self._loads.append((level, load))  # loads that ``busy`` reads
 
     def _serve_full(
         self,

@@ -89,7 +89,7 @@ class SteadyFlows(AcknowledgedFlows):
         capacity = self.links.capacity
         flows = np.arange(len(self))
         rates_on_route = capacity[self._route]
-        positions = rates_on_route.argmin(axis=1)  # of the slowest link on each route
+        positions = rates_on_route.argmin(axis=1)  # position of the slowest link on each route
         rates = rates_on_route[flows, positions]
         # bytes/s on each link if each flow is sent at the rate of its slowest link
         rates_by_hop = np.repeat(rates, self._route.shape[1])

@@ -197,7 +197,7 @@ def choose_drops(
             has_more = losses < offered - _NO_BYTES
             loser = int(np.where(has_more, credit, -math.inf).argmax())
             loss = min(packet, offered.item(loser) - losses.item(loser), remaining)
-            if loss <= 0:  # by rounding, no flow has bytes left
+            if loss <= 0:  # no flow has bytes left, which rounding can cause
                 break
             losses[loser] += loss
             credit[loser] -= draw(flows.item(rows.item(loser))) * (loss / packet)
