@@ -1,4 +1,4 @@
-"""Devices as a strategy's code on them sees them: labels and sizes of their data, and their state.
+"""API of a strategy's code on devices: labels and sizes of a device's data, and its state.
 
 The server sees neither data nor state.
 """
@@ -155,7 +155,7 @@ class Device:
 
     @property
     def link(self) -> str | None:
-        """Name of the link's energy preset, such as ``smartphone-4g``; None if it has none."""
+        """Name of the energy preset of the device's link, such as ``smartphone-4g``, or None."""
         return self._devices.link_of(self.number)
 
     @property
@@ -188,7 +188,7 @@ class Device:
         Args:
             count: index of the initialisation, from 0; each index has other weights.
         """
-        initial_models = self._devices.initial  # by index
+        initial_models = self._devices.initial  # index of the initialisation -> model
         if count not in initial_models:
             initial_models[count] = self._devices.learner.initial(count)
         return initial_models[count]
@@ -364,7 +364,7 @@ class Devices:
         self.link_of: Callable[[int], str | None] = lambda _: None
         self.states: dict[int, dict[str, Any]] = {}  # device -> what its own code stores
         self.used_versions: dict[int, int] = {}  # device -> version of its data used last
-        self.initial: dict[int, Ref] = {}  # index of the draw -> initial model
+        self.initial: dict[int, Ref] = {}  # index of the initialisation -> model
         # device -> name of a content -> what encoding has left out of the last message
         self.residuals: dict[int, dict[str, Ref]] = {}
         self.with_base: set[int] = set()  # devices that have received the frozen tensors
@@ -388,7 +388,7 @@ class Devices:
             "residuals": self.residuals,
             "with_base": sorted(self.with_base),
         }
-        if "zero" in vars(self):  # a cached property, which is here once it was read
+        if "zero" in vars(self):  # the cached property ``zero`` has been read
             state["zero"] = self.zero
         return state
 

@@ -86,8 +86,8 @@ class Dispatch:
         tasks: the tasks on the devices.
         messages: the messages outside of tasks.
         strategy: the strategy's code on the server.
-        begin_round: called with the index of each round; None if data do not change by round. Set by
-            ``Run``.
+        begin_round: function that is called with the index of each round, to change the data of
+            devices; None if data do not change by round. Set by ``Run``.
     """
 
     # these attributes exist after ``connect``, which ``Run`` calls when the strategy is built
@@ -188,7 +188,8 @@ class Dispatch:
             job: name of what the device is asked to do, such as ``train``.
             round_number: the round for which the device works, from 0; None for no round.
             group: the group for which the device works, in the records; None for no group.
-            continues: whether the task continues the device's last task, so that both count as one.
+            continues: whether the task continues the device's previous task, so that both count as
+                one task.
             at_edge: whether the device's edge server sends the request and receives the answer.
         """
         request = self.envelopes.request(device, contents, job, round_number)
@@ -237,7 +238,7 @@ class Dispatch:
         instruction = context.instruction
         outcome = task.outcome or "done"
         visible_outcome = VISIBLE[outcome]  # the server does not learn why a device was lost
-        contents: Contents = {}  # of the answer
+        contents: Contents = {}  # contents of the answer
         if outcome == "done":
             contents = self.client_side.on_answer_arrived(task, context)
             if task.round is not None:  # the round's record ``aggregate`` must list the update

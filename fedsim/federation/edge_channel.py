@@ -97,7 +97,7 @@ class EdgeChannel:
             start: the model, known to both sides, from which the models in ``contents`` were
                 trained; None if there is no such model.
         """
-        # whether the receiver has the model's frozen tensors, as the server always has
+        # whether the receiver has the model's frozen tensors; the server always has them
         has_base = direction == "up" or edge in self.with_base
         parts = self._envelopes.parts(contents, direction, has_base=has_base)
         message = self._messages.carry(edge, direction, parts, round_number, self._on_end)
@@ -129,7 +129,7 @@ class EdgeChannel:
         self._simulation.post(partial(self._strategy.on_carried, carried))
 
     def on_lost(self, edge: int) -> None:
-        """Discard the state of a lost edge server, and notify the strategy of the loss."""
+        """Discard the residuals and frozen tensors of a lost edge server; notify the strategy."""
         self.residuals.pop(edge, None)
         self.with_base.discard(edge)
         self._simulation.post(partial(self._strategy.on_edge_lost, edge))

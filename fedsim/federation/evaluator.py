@@ -307,7 +307,7 @@ class Evaluator:
     async def _changes(
         self, pairs: Sequence[tuple[Ref, Ref]]
     ) -> AsyncIterator[NDArray[np.float64]]:
-        """Yield update - start of each pair, float64 [d].
+        """Yield the difference of update and start for each pair, float64 [d].
 
         Only one difference is in memory at a time.
         """
@@ -334,7 +334,8 @@ class Evaluator:
     def _accuracy_over(self, strategy_default: AccuracyOver) -> AccuracyOver:
         """Return the definition of accuracy by ``evaluation.score``, by default the strategy's.
 
-        ``historical`` is ``pooled`` over other devices, which ``_test_models`` assigns.
+        The definition for ``historical`` is ``pooled``; only the tested devices differ
+        (``_test_models``).
 
         Args:
             strategy_default: definition by the strategy (``Strategy.score``).
@@ -464,8 +465,8 @@ class Evaluator:
     ) -> float | None:
         """Return the accuracy after each device has trained its model further on its own data.
 
-        A device's model is the strategy's model that serves it, and ``evaluation.fine_tune_epochs``
-        the count of epochs.
+        Each device starts from the strategy's model that serves the device, and trains for
+        ``evaluation.fine_tune_epochs`` epochs.
 
         Args:
             models: the strategy's models.

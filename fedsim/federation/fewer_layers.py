@@ -23,8 +23,8 @@ class FewerLayers:
 
     def __init__(self, population: Population, tensors: Callable[[], Sequence[Tensor]]) -> None:
         self._population = population
-        # The rooflines are stored here, because a deployment that simulates no times later sets
-        # ``population.rooflines`` to None.
+        # The rooflines (speed and memory of devices) are stored here, because a deployment that
+        # simulates no times later sets ``population.rooflines`` to None.
         self._rooflines = population.rooflines
         self._tensors = tensors
         self._frozen = cache(self._find_frozen)
@@ -54,7 +54,7 @@ class FewerLayers:
         if training.part is not None:
             samples = training.part.samples
         fitted = self._population.fit(device, training, samples, self._rooflines)
-        if fitted.layers is None:  # no limit to some of the layers
+        if fitted.layers is None:  # there is memory for all layers, or not even for the last one
             return training
         frozen = self._frozen(fitted.layers)  # ranges of the parameters of all earlier layers
         return replace(fitted, held=union(training.held, frozen))

@@ -9,7 +9,7 @@ from fedsim.learning.spec import Trainer
 from fedsim.world.own_training import OwnTraining
 from fedsim.world.steps import Task, TaskStep, Train
 
-_MAX_CACHED = 4_096  # most learning rates in the cache; others are built again when needed
+_MAX_CACHED = 4_096  # size of the cache of learning rates; others are built again when needed
 
 
 class LocalTrainings:
@@ -48,7 +48,8 @@ class LocalTrainings:
             return training
         training = self.settings.with_batch(device, training)
         lr_in = self.lr_in(device)
-        if lr_in is None or training.lr is not None:  # no rate of the device's own, or not needed
+        # the device has no rate of its own, or the training already has a rate
+        if lr_in is None or training.lr is not None:
             return training
         return replace(training, lr=lr_in(round_number))
 

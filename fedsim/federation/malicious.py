@@ -1,6 +1,6 @@
 """``[malicious]``: devices that attack by false labels or updates.
 
-Neither half of a strategy notices the attack.
+The strategy's code does not notice the attack, neither on the server nor on devices.
 """
 
 from typing import Annotated, Any, Self

@@ -146,12 +146,12 @@ class Peer(Device):
 
     @takes(purpose=TEXT, ids=STREAM_ID)
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator that depends on the run's seed and these arguments alone.
+        """Return a random generator that depends only on the run's seed and these arguments.
 
         Two devices that call it with the same arguments draw the same numbers.
 
         Args:
-            purpose: what the numbers are for; a word that names the generator.
-            ids: further numbers that name it, such as the round.
+            purpose: a word that names the generator, by the use of its random numbers.
+            ids: numbers that complete the name of the generator, such as the round.
         """
         return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)

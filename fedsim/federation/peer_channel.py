@@ -25,7 +25,7 @@ class PeerChannel:
         strategy: the strategy's code on the server.
 
     Attributes:
-        in_transit: message that has not ended -> its decoded contents.
+        in_transit: ID of a message that has not ended -> decoded contents of the message.
     """
 
     def __init__(
