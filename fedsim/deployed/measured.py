@@ -30,7 +30,7 @@ class _MeasuredTask:
     """Measured values of a task of a deployment, from which the records of its steps are made.
 
     Attributes:
-        device: number of its device.
+        device: number of the task's device.
         fields: fields of each record of the task: device, round, group and task ID.
         start: time at which the server sent the request (s).
         payloads: dict from direction, ``down`` (request) or ``up`` (answer), to name and size
@@ -133,7 +133,7 @@ def _collect_tasks(
             task.payloads[direction] = [
                 (name, float(size)) for name, size in fields["bytes"].items()
             ]
-            if fields["steps"]:  # of an answer; they replace the logged steps
+            if fields["steps"]:  # the steps that an answer reports replace the logged steps
                 task.steps = [read_step(step) for step in fields["steps"]]
     return tasks
 
@@ -150,7 +150,8 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
     now = task.start
     for step in _steps_until(task, end.time, outcome):
         yield Record(now, "step-start", {**task.fields, "step": step.name})
-        is_cut = step.end > end.time and outcome != "done"  # by the end of the task
+        # whether the end of the task cut the step off
+        is_cut = step.end > end.time and outcome != "done"
         step_start = now
         # clocks of device and server may differ: steps neither overlap nor outlast their task
         now = min(max(step.end, now), end.time)
@@ -165,7 +166,7 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
                 delivered = _delivered_of_cut(task, direction, size, span, outcome, wire)
             facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
         if step.name == "train":
-            facts.setdefault("epoch_ends", [])  # which devices do not measure
+            facts.setdefault("epoch_ends", [])  # devices do not measure the ends of epochs
         facts |= {"step": step.name, "outcome": outcome if is_cut else "done"}
         yield Record(now, "step-end", {**task.fields, **facts})
         if is_cut:

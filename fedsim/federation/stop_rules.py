@@ -68,7 +68,8 @@ class StopRules:
         self._stop = stop
         # columns of which a larger value is better
         self._maximised = {metric.name for metric in metrics if metric.more_is_better}
-        self._maximised |= {"accuracy", ACCURACY}  # the latter of the devices that never train
+        # ``ACCURACY`` is the accuracy of the devices that never train
+        self._maximised |= {"accuracy", ACCURACY}
         self._keeps_best = keeps_best
         default_monitor = "accuracy" if has_accuracy else "loss"
         self.monitor: str = stop.monitor or default_monitor
@@ -118,11 +119,11 @@ class StopRules:
             progress.since = round_number
         if not math.isfinite(value):
             return
-        # an improvement is by more than ``stop.min_delta``; ``value`` is the value at the last one
+        # an improvement is better than the last improvement by more than ``stop.min_delta``
         if self._is_better(value, progress.value, self._stop.min_delta):
             progress.value = value
             progress.since = round_number
-        # the best test may be better by less
+        # the best test may be better by less than ``stop.min_delta``
         if self._is_better(value, progress.best, 0.0):
             progress.best = value
             progress.best_round = round_number
