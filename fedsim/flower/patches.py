@@ -172,7 +172,7 @@ def _module_imports_flower(module: ModuleType) -> bool:
 def replace_all() -> None:
     """Install fedsim's patches of ``time`` and of Flower's functions, once per process.
 
-    They have an effect only in threads that run a simulated app (``running``).
+    The patches have an effect only in threads that run a simulated app (``running``).
     """
     for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
         _replace_clock(name, 1.0, begin_s)
@@ -183,7 +183,7 @@ def replace_all() -> None:
     wrap_by_mods = client_app.make_ffn
     client_app.make_ffn = lambda function, mods: wrap_by_mods(_note_reply(function), mods)
     _replace(Strategy, "start", _start_strategy)
-    # legacy apps: without threads; models and metrics are stored in the session
+    # legacy apps run without threads; their models and metrics are stored in the session
     for module in (app, default_workflows, app_utils):
         _replace(module, "start_update_client_manager_thread", _follow_nodes)
     _replace(SimpleClientManager, "wait_for", _wait_for)

@@ -64,7 +64,7 @@ class AppRounds:
 
     - It has a round index, which differs from the open round's index. Flower's own strategies put
       the index into ``group_id``, or into a config as ``server-round``.
-    - It has no round index, and its arrays differ from the arrays of the last message with any.
+    - It has no round index, and its arrays differ from those in the last message that had arrays.
     - It has neither, and its device has had a message of the same type in the open round.
 
     The app's first training message is an exception. It joins the open round, if there is one.
@@ -115,7 +115,7 @@ class AppRounds:
             self._open_round = AppRound(self._round_count, app_number)
             self._round_count += 1
             self._targets.clear()
-        # the next message begins a round by a comparison with these (``_begins_round``)
+        # ``_begins_round`` compares the next message with these arrays and targets
         if arrays is not None:
             self._arrays = arrays
         self._targets.add(target)
@@ -171,8 +171,8 @@ class AppRounds:
         weight = 1.0 if examples is None else examples
         for record in reply.content.values():
             if not isinstance(record, ArrayRecord):
-                self.seen.update(record)  # the names of its metrics
-        if self._can_open_round(reply):  # it is of a kind of message that belongs to rounds
+                self.seen.update(record)  # names of the reply's metrics
+        if self._can_open_round(reply):  # messages of this type belong to rounds
             age = 0 if asked_in is None else current.number - asked_in.number  # staleness
             current.updates.append(ReceivedUpdate(task, weight, age))
         columns = ("train_loss",) if _is_training(reply) else ("accuracy", "loss")
@@ -186,8 +186,8 @@ class AppRounds:
         """Add metrics that the ServerApp itself has measured to the open round.
 
         Args:
-            app_number: the app's own index of the round; if it is not the open round's, the metrics
-                are ignored.
+            app_number: the app's own index of the round; if the open round has another index, the
+                metrics are ignored.
             figures: name of a metric in the app -> value.
         """
         self.seen.update(figures)

@@ -32,9 +32,9 @@ from fedsim.flower.patches import EPOCH_S, SessionBase, replace_all, running
 from fedsim.flower.rounds import AppRound, AppRounds
 from fedsim.flower.turns import RunOver, Turns
 
-# simulated wait (s) of a pull without a reply, if an earlier pull at that instant had none either
+# simulated time (s) that a pull waits if it and the previous pull at the same time find no reply
 _POLL_S = 0.01
-_MOST_IDLE = 200_000  # most waits of a ServerApp in a row while no message is unanswered
+_MOST_IDLE = 200_000  # limit of a ServerApp's successive waits while no message is unanswered
 
 _UNAVAILABLE = {
     ErrorCode.NODE_UNAVAILABLE: "the device cannot be reached, or disconnected before its answer",
@@ -138,7 +138,7 @@ class Session(SessionBase):
         self._awaited = set[int]()  # unavailable devices for which ``on_return`` will be called
         self._unanswered = 0  # count of messages that have no reply yet
         self._task_counts = Counter[int]()  # device -> count of its tasks so far
-        # rounds of done tasks that do not count, because a later task of the same device does
+        # rounds of done tasks that do not count, because a later task of the same device counts
         self._continued: list[AppRound] = []
         self._finished: dict[int, AppRound] = {}  # device -> round of its last task, if done
         self._waiting: Wait | None = None  # None while the ServerApp runs
@@ -294,10 +294,10 @@ class Session(SessionBase):
         for name, weight in ended.weights.items():
             if weight:  # the mean over the replies, weighted by examples
                 metrics[name] = ended.sums[name] / weight
-        metrics.update(ended.figures)  # measured by the ServerApp itself
+        metrics.update(ended.figures)  # metrics that the ServerApp itself has measured
         for name, value in metrics.items():
             if value is not None and not math.isfinite(value):
-                metrics[name] = None  # of a model that has diverged
+                metrics[name] = None  # the model has diverged
         # several outcomes of tasks may count in one column
         task_counts = dict.fromkeys(COUNTED_AS.values(), 0)
         for outcome, column in COUNTED_AS.items():
