@@ -45,8 +45,8 @@ from fedsim.running.scenario import Scenario
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.steps import Evaluate, Pause, Task, TaskStep, Train, Work
 
-# Each device, and each of its tasks, has a range of serial numbers of this size, so that no two
-# models have the same number.
+# counts of serial numbers that are reserved for the models of a task and of a device, so that no
+# two models have the same number
 _SERIALS_A_TASK = 1 << 20
 _SERIALS_A_DEVICE = 1 << 40
 _PROBE_KEY = (1 << 31) - 1  # random key of trainings that only measure time
@@ -99,7 +99,7 @@ class DeviceHalf:
         self._is_paced = pace > 0.0
         self._sleeps_links = sleeps_links and self._is_paced
         self._steps: list[LoggedStep] = []  # steps of the present task
-        run = Run(scenario, Simulation())  # as in a simulation; the clock never runs
+        run = Run(scenario, Simulation())  # the objects of a simulation, whose clock never runs
         self._learner = run.learner
         self._devices = run.dispatch.devices
         self._population = run.population
@@ -280,9 +280,9 @@ class DeviceHalf:
             task: the task.
             clock: returns the present time by the server's clock (s).
         """
-        self._envelopes.last = None  # the answer, when ``next_steps`` has made it
+        self._envelopes.last = None  # ``next_steps`` stores the answer here
         steps = self._side.next_steps(task)
-        # the client code may answer at once, without a computation
+        # the client code may answer without a computation
         has_computation = TaskContext.of(task).stage == "computing"
         if has_computation:
             for step in steps:
@@ -320,8 +320,8 @@ class DeviceHalf:
     def _carry_out(self, task: Task, step: TaskStep) -> bool:
         """Carry out a step, and add the scenario's time for it to the present time.
 
-        A paced device sleeps for the added times of all steps at once, at the end of the task
-        (``answer``). On a device that is not paced, only real time counts.
+        A paced device sleeps only once, at the end of the task (``answer``), for the sum of the
+        steps' times. On a device that is not paced, only real time counts.
 
         Args:
             task: the task.
@@ -494,7 +494,7 @@ class DeviceHalf:
                 bases[result.update] = PlacedModel(place, result.start)
         residuals = self._devices.residuals.get(self.device, {})
         packet = self._up.pack(contents, bases, residuals)
-        # an update that was computed from the trained model gets the report of the training
+        # an update that was computed from the trained model gets the training's loss and metrics
         trained = result.trained
         if trained is not None and trained.loss is not None:
             entries = table_of(packet.head["contents"], "contents")

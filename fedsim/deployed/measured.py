@@ -76,10 +76,10 @@ def with_steps(
     Args:
         records: the server's records, in order of time.
         logged: dict from task ID to the steps that its device has logged.
-        wire: byte counters of the links. If the end of a task has cut off a message, they give the
-            bytes of it that were delivered. None if the links have no counters. Such a message then
-            counts as 0 delivered bytes. There is one exception: a device of which no steps are
-            known, and which was not lost, counts as having received its whole request.
+        wire: byte counters of the links, which give the delivered bytes of a message that the end
+            of its task has cut off. None if the links have no counters. Such a message then counts
+            as 0 delivered bytes, except a request to a device that was not lost and of which no
+            steps are known: it counts as delivered completely.
 
     Returns:
         The records, in order of time.
@@ -283,7 +283,7 @@ def write_run_folder(
         if not reason:
             reason = run.evaluator.why_no_accuracy(summary["rounds"], run.strategy.models())
         summary["no_accuracy"] = reason
-    parts = recorder.parts  # files of tables, which are joined now
+    parts = recorder.parts  # part files of tables, which are not needed beside the final files
     summary["files_sha256"] = files.fingerprints(out, but=parts)
     files.write_summary(out, summary)
     for part in parts:

@@ -270,7 +270,7 @@ class Nodes:
     def _call_at_wall_time(self, action: Callable[[], None]) -> None:
         """Schedule an action as an event of the clock at the present real time.
 
-        Before the clock has begun, the action is carried out at once.
+        Before the clock has begun, the action is carried out immediately.
         """
         if not self.clock_runs:
             action()

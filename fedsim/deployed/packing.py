@@ -46,7 +46,7 @@ SHIFT = "shift"
 
 
 class ModelPlace(NamedTuple):
-    """Position of a model in a message: the name of its content, and the model's index in it.
+    """Position of a model in a message: the name of a content, and an index if it is a list.
 
     Attributes:
         content: name of the content.
@@ -140,7 +140,7 @@ class ContentPacker:
                 when the sender last encoded this content.
 
         Raises:
-            SimulationError: a content cannot be sent.
+            SimulationError: a content has a type that a deployment cannot send.
         """
         packet = Packet({})
         writer = TreeWriter(self._learner)
@@ -269,8 +269,7 @@ class ContentPacker:
 
         Args:
             packet: the packet.
-            model_at: function that returns a model of the request: the argument has the name of the
-                content that has the model and, if the content is a list, the model's index in it.
+            model_at: function that returns the model at a place of the request.
 
         Raises:
             PacketError: the packet cannot be read.

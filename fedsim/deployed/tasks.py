@@ -102,7 +102,7 @@ class RemoteTasks:
             self._dispatch.notices.notify(NoticeKind.NEWCOMER, device)
 
     def disconnect(self, device: int) -> None:
-        """Handle the loss of a device's node (the program of the device); its task is ``lost``."""
+        """Handle the loss of a device's node, its program; the device's task ends as ``lost``."""
         if not self._online[device]:
             return
         self._online[device] = False

@@ -104,7 +104,7 @@ class WireCounters:
             end: end of the span (s).
         """
         times = self._times.get(device, [])
-        # counts[k] is the count after k samples
+        # ``counts[k]``: count of bytes after k samples
         counts = [0.0, *self._counts.get((device, direction), [])]
         count_at_start = counts[bisect.bisect_right(times, start)]
         count_at_end = counts[bisect.bisect_right(times, end)]
@@ -128,7 +128,7 @@ class WireCounters:
             The times and bytes; None if fewer bytes than the message has passed in the span.
         """
         times = self._times.get(device, [])
-        # counts[k] is the count after k samples
+        # ``counts[k]``: count of bytes after k samples
         counts = [0.0, *self._counts.get((device, direction), [])]
         next_sample = bisect.bisect_right(times, start)
         count_at_start = counts[next_sample]

@@ -212,7 +212,7 @@ class Client(Generic[P]):
 
         Returns:
             ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, or steps of a ``TaskStep`` of your
-            own, in order; empty if the device answers at once.
+            own, in order; empty if the device answers without a computation.
         """
         return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 

@@ -130,8 +130,8 @@ class ClientSide:
         self._trainer = trainer
         self._batching = trainer.batching  # how trainings divide the samples into batches
         self._local = local  # each device's own settings of training
-        self._fewer_layers = fewer_layers  # for devices with too little memory
-        self.attack = attack  # on the answers of the devices ``malicious``
+        self._fewer_layers = fewer_layers  # limits trainings of devices with too little memory
+        self.attack = attack  # changes the answers of the devices ``malicious``
         self.malicious = frozenset(malicious)
         self._step_changes = self._build_step_changes()  # applied to each step of ``Client.work``
 
@@ -252,7 +252,7 @@ class ClientSide:
                 model_ahead = next(models_ahead, None)
                 was_cut_off = epochs != step.training.epochs
                 if was_cut_off:
-                    model_ahead = None  # computed for the whole training, which was cut off
+                    model_ahead = None  # this model is of the whole training, which was cut off
                 if epochs:
                     self._add_training(task, step.training, epochs, model_ahead, results)
                 else:
@@ -288,8 +288,8 @@ class ClientSide:
                 cut off; None: the result gets a name now, and is computed when it is needed.
             results: the results so far, which are changed.
         """
-        # the start and the anchor may be results of the task's earlier steps; ``training`` gets
-        # the models, and the amount that was really trained
+        # The start and the anchor may be results of the task's earlier steps. In ``training`` they
+        # are replaced by models, and the amount by the amount that was really trained.
         earlier = results.of_trainings
         start = self._start_of(training, results)
         proximal = training.proximal

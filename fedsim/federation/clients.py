@@ -57,7 +57,7 @@ class Clients:
       (``idle``, ``idle_devices``).
 
     A strategy asks idle devices. ``Server.ask`` refuses a device with a running task, and the task
-    of a device that is not reachable is lost at once.
+    of a device that is not reachable is lost immediately.
 
     ``exists``, ``joined``, ``idle``, ``await_return`` and ``look_for_shift`` take the ID of one
     device; ``reachable``, ``idle_devices`` and ``sample`` return lists of IDs.

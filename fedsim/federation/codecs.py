@@ -342,7 +342,7 @@ class Codec(Spec):
         raise NotImplementedError
 
     def unpack(self, payload: Packed, parameters: int) -> NDArray[np.float32]:
-        """Read the payload of ``pack``.
+        """Decode a payload that ``pack`` has returned.
 
         Args:
             payload: the payload.

@@ -115,7 +115,7 @@ class Partial:
 
     def __post_init__(self) -> None:
         places = plain(self.places)
-        # other values are refused when the message is sent, by the name of the content
+        # wrong values are refused when the message is sent, as the error can name the content then
         if isinstance(places, list) and all(map(is_range, places)):
             object.__setattr__(self, "places", tuple(map(tuple, places)))
 
@@ -284,7 +284,7 @@ def missing_content(message: object, contents: Contents, name: object) -> Simula
 
     Args:
         message: the message, such as a ``TaskEnd`` or an ``Instruction``.
-        contents: its contents by name.
+        contents: the message's contents by name.
         name: the name that was looked up.
     """
     owner = type(message).__name__

@@ -48,7 +48,7 @@ def linear_combination(
     ``Learner.mix`` leaves out models that are not finite; this function leaves out none.
 
     Args:
-        learner: names and computes models.
+        learner: creates references to models (``Ref``), and computes models.
         parts: pairs of a model and its coefficient.
         otherwise: the model that replaces the sum if a model is not finite; None: the sum, which
             is then not finite either.
@@ -306,7 +306,8 @@ class DevicesState(TypedDict):
         initial: index of an initialisation (``Device.initial``) -> the model.
         residuals: device -> name of a content -> residual, the part of the last message that its
             encoding has left out.
-        with_base: IDs of the devices that have received the model's frozen tensors, ascending.
+        with_base: IDs of the devices that have received the model's frozen tensors, which no
+            training changes; ascending.
         zero: the model whose weights are all 0; missing if it was never used.
     """
 
@@ -323,7 +324,7 @@ class Devices:
 
     Args:
         population: the devices.
-        learner: names and computes models.
+        learner: creates references to models (``Ref``), and computes models.
         label_counts: function of a device and a version of its data (None: the present version)
             that returns the count of training samples by class, int64 [classes].
         sizes: sizes of encoded models.
@@ -342,7 +343,8 @@ class Devices:
         initial: index of an initialisation (``Device.initial``) -> the model.
         residuals: device -> name of a content -> residual, the part of the last message that its
             encoding has left out.
-        with_base: IDs of the devices that have received the model's frozen tensors.
+        with_base: IDs of the devices that have received the model's frozen tensors, which no
+            training changes.
         of: function of an ID that returns the ``Device``.
     """
 
@@ -362,8 +364,8 @@ class Devices:
         self.model_s: Callable[[int, Direction], float]
         self.batteries: Batteries | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
-        self.states: dict[int, dict[str, Any]] = {}  # device -> what its own code stores
-        self.used_versions: dict[int, int] = {}  # device -> version of its data used last
+        self.states: dict[int, dict[str, Any]] = {}  # device -> its ``Device.state``
+        self.used_versions: dict[int, int] = {}  # device -> version of the data that it used last
         self.initial: dict[int, Ref] = {}  # index of the initialisation -> model
         # device -> name of a content -> what encoding has left out of the last message
         self.residuals: dict[int, dict[str, Ref]] = {}

@@ -39,7 +39,7 @@ class DirectionCodec:
     Args:
         codec: the codec that the scenario names for the direction, ``messages.down`` or
             ``messages.up``.
-        learner: names and computes the decoded models.
+        learner: creates references to the decoded models, and computes them.
 
     Attributes:
         model_bytes: size of an encoded model (bytes).
@@ -61,7 +61,7 @@ class DirectionCodec:
     def coding_steps(
         self, contents: Contents, name: Literal["encode", "decode"]
     ) -> tuple[Code, ...]:
-        """Return the step of a device's task in which it encodes or decodes the models of a message.
+        """Return the step in which a device encodes or decodes the models of a message.
 
         Args:
             contents: the contents of the message by name.

@@ -36,7 +36,8 @@ class Envelopes:
     It encodes the contents, and determines the bytes of each message.
 
     Args:
-        learner: gives the sizes of frozen tensors and of optimiser states.
+        learner: gives the sizes of frozen tensors, which no training changes, and of optimiser
+            states.
         down: codec of the messages to devices.
         up: codec of the messages from devices.
         devices: holds the residuals of codecs, and which devices have the frozen tensors.
@@ -109,13 +110,13 @@ class Envelopes:
         """
         parts = payloads(contents, self.down)
         brings_base = self._lacks_base(contents, has_base=device in self._devices.with_base)
-        if brings_base:  # the frozen tensors, which the device does not have yet
+        if brings_base:  # the device does not have the frozen tensors yet
             parts = (Payload(BASE, self._learner.base_bytes), *parts)
         # the trainer's state is sent with the model that it belongs to, for a training
         if self._learner.state_bytes and job == "train" and contents["model"].state is not None:
             parts = (*parts, Payload(STATE, self._learner.state_bytes))
         steps: tuple[TaskStep, ...] = ()
-        if parts:  # a request without bytes arrives at once
+        if parts:  # a request without bytes arrives immediately
             steps = (Download(parts),)
             if self.down.model_s:
                 steps += self.down.coding_steps(contents, "decode")

@@ -73,7 +73,8 @@ class Evaluator:
         learner: computes and tests models.
         ending: determines the last round, after which models are always tested.
         spec: ``[evaluation]`` of the scenario.
-        world: the present devices and their data.
+        world: functions that return the present devices, their true groups (sets of devices with
+            alike data) and the versions of their data.
         metrics: metrics of tests, in addition to accuracy and loss.
         local: local trainings of the devices, for fine-tuning; None if all devices train alike.
         unseen: IDs of the devices that never train, which are the last IDs of all devices.
@@ -174,8 +175,9 @@ class Evaluator:
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(round_number):
-            # This is done before the test, because the test computes the updates. The model after
-            # the first epoch is available only while its update is not computed yet.
+            # The trained models are determined before the test, because the test computes the
+            # updates. The model after the first epoch of an update is available only while the
+            # update is not computed yet.
             trained = self._trained_models(updates)
             tested = await self._test_models(models, self._accuracy_over(strategy.score))
             if tested is None:  # a run without learning
@@ -417,7 +419,7 @@ class Evaluator:
         for model in finite:
             mean += await self._learner.value(model)
         mean /= len(finite)
-        squared_distances = []  # from the mean
+        squared_distances = []  # squared distance of each model from the mean
         for model in finite:
             difference = await self._learner.value(model) - mean
             squared_distances.append(np.square(difference).sum())

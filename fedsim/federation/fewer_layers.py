@@ -11,7 +11,7 @@ from fedsim.world.steps import Task, TaskStep, Train
 
 
 class FewerLayers:
-    """Rule by which devices with little memory train only the last layers that fit.
+    """Rule by which a device trains only the last layers of the model for which it has memory.
 
     Used with ``population.short_of_memory = "fewer-layers"``.
 
@@ -30,7 +30,7 @@ class FewerLayers:
         self._frozen = cache(self._find_frozen)
 
     def limit_step(self, task: Task, step: TaskStep) -> TaskStep:
-        """Return a step of a task, limited to the layers for which its device has memory.
+        """Return a step of a task, limited to the layers for which the task's device has memory.
 
         Args:
             task: the task.
@@ -41,7 +41,7 @@ class FewerLayers:
         return replace(step, training=self.limit(task.device, step.training))
 
     def limit(self, device: int, training: Training) -> Training:
-        """Return a training of the last layers for which its device has memory.
+        """Return a training that is limited to the last layers for which the device has memory.
 
         Earlier layers stay fixed. The training is returned unchanged if the memory suffices for all
         layers, or not even for the last one.

@@ -74,7 +74,7 @@ class Notices:
             device: ID of the device.
         """
         now = self._simulation.now
-        self._scheduled.discard((kind, device))  # its alarm, if any, has rung
+        self._scheduled.discard((kind, device))  # the alarm of the notice, if any, has rung
         if device in self._tasks.switched_off:  # ``on_switched_on`` will notify the strategy
             self.postponed.append((kind, device))
             return

@@ -37,7 +37,8 @@ MODELS_IN_WORDS = (
 """Values that ``Strategy.models`` may return, in words."""
 
 
-_MOST_NAME_BYTES = 200  # file systems allow 255, of which an ending and a temporary name need some
+# file systems allow 255 bytes, some of which a file's ending and a temporary name need
+_MOST_NAME_BYTES = 200
 
 
 def is_file_name(name: object) -> bool:
@@ -155,7 +156,7 @@ def check_figures(
             rule = INDEX
         elif name in figures or name == "epsilon":
             rule = _FIGURE
-        else:  # only in the record, and checked by ``check_fields``
+        else:  # the field is only in the record, and ``check_fields`` checks it
             fields[name] = value
             continue
         plain_value = plain(value)

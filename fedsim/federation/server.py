@@ -391,9 +391,9 @@ class Server:
     ) -> bool:
         """Record the end of a round with its measures, and end the run at a stop condition.
 
-        1. The records of the run must say of each received update that it was aggregated once,
-           which ``fedsim audit`` checks. For the updates in ``updates`` that the strategy has not
-           listed in a record ``aggregate`` (``emit``), this method adds one such record.
+        1. If the strategy has not listed all of ``updates`` in records ``aggregate`` (``emit``),
+           this method adds such a record, which lists the remaining updates. ``fedsim audit``
+           checks that each received update is listed once.
         2. If ``[evaluation]`` has a test after this round, the models are tested, and training
            loss and distances of the updates are measured. This takes no simulated time.
         3. The record ``round`` is added, with these measures and ``counts``.
@@ -444,7 +444,8 @@ class Server:
             round_number: the round, from 0.
             updates: all aggregated updates of the round.
         """
-        unrecorded = self._updates.find(updates)  # task, round and weight of each such update
+        # task, round and weight of each update that no record ``aggregate`` lists
+        unrecorded = self._updates.find(updates)
         if not unrecorded:
             return
         total_weight = sum(entry.weight for entry in unrecorded)

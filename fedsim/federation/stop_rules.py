@@ -80,9 +80,10 @@ class StopRules:
     def summary(self) -> dict[str, object]:
         """Entry ``best`` of ``summary.json``, as a dict with this single key.
 
-        Its value has the keys ``monitor`` (column of ``rounds.parquet`` by which tests are
-        compared), ``round`` (index of the round of the best test) and ``value`` (its value in this
-        column). The dict is empty unless ``stop.patience`` or ``evaluation.keep_best`` is set.
+        The entry has the keys ``monitor`` (column of ``rounds.parquet`` by which tests are
+        compared), ``round`` (index of the round of the best test) and ``value`` (value of the best
+        test in this column). The dict is empty unless ``stop.patience`` or ``evaluation.keep_best``
+        is set.
         """
         if self._stop.patience is None and not self._keeps_best:
             return {}
@@ -112,8 +113,8 @@ class StopRules:
         value = figures.get(self.monitor)
         if value is None:
             return
-        # ``since`` is the round of the last improvement, from which ``stop.patience`` counts; first
-        # the round of the first test, which may have diverged
+        # ``stop.patience`` counts from ``since``, the round of the last improvement. Before any
+        # improvement it is the round of the first test, whose model may have diverged.
         progress = self.progress
         if progress.since is None:
             progress.since = round_number

@@ -42,7 +42,7 @@ class Timers:
         self._on_timer = on_timer
         self._alarms: dict[str, Alarm] = {}  # name of a timer that is set -> its alarm
         self._count = 0  # count of timers set so far, which is the number of the last timer
-        # number of a timer -> name, in a resumed run
+        # in a resumed run: number of a timer that the checkpoint has -> name of the timer
         self._restored_names: dict[int, str] = {}
         simulation.env.declare_alarm("timer", self._rearm)
 

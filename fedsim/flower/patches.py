@@ -2,8 +2,8 @@
 
 Patches take effect only in the threads of simulated apps. In a ServerApp's thread ``time.sleep``
 lets simulated time pass, and clocks such as ``time.time`` return simulated time. In a ClientApp's
-thread ``time.sleep`` returns at once, its time is added up, and clocks return real time and this
-sum. This holds for the app's own code, flwr, and packages that import flwr. Other libraries wait
+thread ``time.sleep`` does not wait, the sleep times are added up, and clocks return real time plus
+this sum. This holds for the app's own code, flwr, and packages that import flwr. Other libraries wait
 for real processes, sockets and threads, so they get real time.
 """
 
@@ -46,9 +46,10 @@ EPOCH_S = 1_577_836_800.0  # simulated time 0 on the app's clock: 2020-01-01
 
 
 class ClientCall:
-    """State of a call of a ClientApp, in which ``time.sleep`` returns at once.
+    """State of a call of a ClientApp, in which ``time.sleep`` returns without waiting.
 
-    The clocks that the app reads advance by the time for which it has slept.
+    The clocks that the app reads show real time plus the time for which the app has called
+    ``time.sleep``.
 
     Args:
         folder: folder of the app.
@@ -111,7 +112,7 @@ _thread = _Thread()
 
 @contextmanager
 def running(app: SessionBase | ClientCall) -> Iterator[None]:
-    """Context manager in which fedsim's patches apply to this thread.
+    """Context manager in which the patches of ``time`` and of flwr apply to this thread.
 
     Args:
         app: the simulated app that this thread runs.
@@ -334,9 +335,9 @@ def _follow_nodes(
         A thread that has ended, its stop event, and the event that the manager is ready; the last
         two are set.
     """
-    thread = threading.Thread()  # has no function, and ends at once
+    thread = threading.Thread()  # a thread without a function, which ends immediately
     stop = threading.Event()
-    is_ready = threading.Event()  # set by the update
+    is_ready = threading.Event()  # ``_update_client_manager`` sets it
     stop.set()
     thread.start()
     app_utils._update_client_manager(grid, manager, stop, is_ready)

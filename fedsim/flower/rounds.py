@@ -37,7 +37,7 @@ class AppRound:
 
     Attributes:
         number: index of the round, from 0.
-        app_number: the app's own index of the round; None if its messages carry none.
+        app_number: the app's own index of the round; None if the round's messages have no index.
         ends: outcome of tasks -> count. Of several tasks that a device finishes in the round only
             the last one is counted.
         updates: replies that the ServerApp has received in this round.
@@ -64,7 +64,7 @@ class AppRounds:
 
     - It has a round index, which differs from the open round's index. Flower's own strategies put
       the index into ``group_id``, or into a config as ``server-round``.
-    - It has no round index, and its arrays differ from those in the last message that had arrays.
+    - It has no round index, and its arrays differ from the last arrays that the ServerApp sent.
     - It has neither, and its device has had a message of the same type in the open round.
 
     The app's first training message is an exception. It joins the open round, if there is one.
@@ -82,7 +82,7 @@ class AppRounds:
         self._close = close
         self._open_round: AppRound | None = None
         self._round_count = 0
-        self._arrays: ArrayRecord | None = None  # arrays of the last message that had any
+        self._arrays: ArrayRecord | None = None  # arrays of the last message that had arrays
         self._targets: set[tuple[str, int]] = set()  # types and nodes of the round's messages
         self._has_trained = False
         self.seen: set[str] = set()

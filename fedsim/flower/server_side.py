@@ -118,7 +118,8 @@ class Session(SessionBase):
         self._server = server
         self._app = read_app(params.app, params.run_config)
         self.folder = self._app.folder
-        # Flower's IDs, random 63-bit integers: of each device's node, and last of the run
+        # Flower's IDs, which are random 63-bit integers: an ID for each device's node, and the last
+        # ID for the run
         ids = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1)
         *self._nodes, self.run_id = ids.tolist()
         self._device_of = {node: device for device, node in enumerate(self._nodes)}
@@ -162,10 +163,10 @@ class Session(SessionBase):
         await self.go_on()
 
     def close(self) -> None:
-        """End the ServerApp at the end of the run, also if it computes without end.
+        """End the ServerApp at the end of the run.
 
-        Its thread cannot be ended then. The app's modules and random states are taken away from
-        the thread, so that other runs in the process do not see them.
+        The thread of a ServerApp that computes without end cannot be ended. In any case the app's
+        modules and random states are removed, so that other runs in the process do not see them.
         """
         self.turns.close()
         if self._half is not None:
@@ -268,7 +269,7 @@ class Session(SessionBase):
             self._wait(self._server.now + seconds)
 
     def facts(self) -> dict[str, object]:
-        """Return entries on the app for ``summary.json``.
+        """Return entries about the app for ``summary.json``.
 
         Returns:
             ``algorithm`` (class name of the app's strategy), ``notes`` and ``warnings`` (lists of
@@ -565,7 +566,7 @@ class Session(SessionBase):
             answer: AppReply = end[f"{end.job}-reply"]
             sent.examples = answer.examples
             if self._samples is not None and not answer.reply.has_error():
-                # warns later if the reply's sample count does not fit its simulated time
+                # a warning follows if the reply's sample count does not fit its simulated time
                 config = config_of(sent.message, self._app.config)
                 self._samples.note(end.job, config, answer.examples, answer.counted)
             self._store_reply(sent, answer.reply)
@@ -584,11 +585,11 @@ class Session(SessionBase):
         """Handle a timer of the session that has run out.
 
         Args:
-            name: ``app``: the time limit of the ServerApp's wait has passed, and its next turn is
-                scheduled. ``turn``: the ServerApp runs until its next wait. ``expire N``: the time
-                to live of message N has passed, and its reply becomes an error. ``gone N``: message
-                N has had no reply for the time ``strategy.unavailable_after``, as its device is
-                unavailable, and its reply becomes an error.
+            name: ``app``: the time limit of the ServerApp's wait has passed, and the next turn of
+                the ServerApp is scheduled. ``turn``: the ServerApp runs until its next wait.
+                ``expire N``: the time to live of message N has passed, and an error becomes the
+                reply to message N. ``gone N``: the device of message N was unavailable for the time
+                ``strategy.unavailable_after``, and an error becomes the reply to message N.
         """
         if name == "turn":
             await self.go_on()
