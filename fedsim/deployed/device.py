@@ -70,7 +70,7 @@ class _AnswerEnvelopes(Envelopes):
 
 
 class DeviceHalf:
-    """Executor of a strategy's client code on the device's own machine, in a deployment.
+    """The client half of a strategy on a device's own machine: it runs the client code there.
 
     Args:
         scenario: the scenario of the app.

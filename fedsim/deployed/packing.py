@@ -98,7 +98,7 @@ class Packet:
 
 @pure
 def total(models: list[AnyArray]) -> AnyArray:
-    """Add a decoded change to the model from which it was computed.
+    """Return the sum of a model and a decoded change of it.
 
     Args:
         models: the model and the change, float [d] each.

@@ -171,7 +171,7 @@ class Clients:
         drawn: list[int] = []
         while shuffle.remaining and len(drawn) < count:
             missing = count - len(drawn)
-            # more candidates than missing devices, as some may not be idle
+            # at least ``_LEAST_CHECKED`` candidates, as some may not be idle
             candidates = shuffle.draw(max(missing, _LEAST_CHECKED))
             if among is not None:  # then the drawn numbers are indices in ``among``
                 candidates = [among[index] for index in candidates]

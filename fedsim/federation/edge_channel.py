@@ -131,7 +131,7 @@ class EdgeChannel:
         self._simulation.post(partial(self._strategy.on_carried, carried))
 
     def on_lost(self, edge: int) -> None:
-        """Discard what is stored about a lost edge server, such as residuals; notify the strategy."""
+        """Discard the state of a lost edge server, such as residuals; notify the strategy."""
         self.residuals.pop(edge, None)
         self.with_base.discard(edge)
         self._simulation.post(partial(self._strategy.on_edge_lost, edge))

@@ -64,13 +64,14 @@ class Notices:
             simulation.env.declare_alarm(kind.value, partial(self.notify_at, kind))
 
     def notify(self, kind: NoticeKind, device: int) -> None:
-        """Notify the strategy now, or as soon as the device is switched on and can be reached.
+        """Notify the strategy about a device, now or as soon as the device can be reached.
 
-        ``Notices`` names the method of the strategy that is called for each kind. There is no call
-        if the device can never be reached again.
+        A device that is switched off cannot be reached. The strategy is not notified if the device
+        can never be reached again.
 
         Args:
-            kind: kind of the notice.
+            kind: the event, and so the method that is called: ``Strategy.on_return``,
+                ``on_arrival`` or ``on_shift``.
             device: ID of the device.
         """
         now = self._simulation.now
@@ -85,7 +86,7 @@ class Notices:
             self.notify_at(kind, device, when)
 
     def notify_at(self, kind: NoticeKind, device: int, when: float) -> None:
-        """Notify the strategy as ``notify`` does, at a later time.
+        """Notify the strategy about a device at a later time, or as soon after as ``notify`` can.
 
         Args:
             kind: kind of the notice.
@@ -96,7 +97,7 @@ class Notices:
         self._simulation.wake((kind.value, device), when, partial(self.notify, kind, device))
 
     def notify_once(self, kind: NoticeKind, device: int) -> None:
-        """Notify as ``notify`` does, unless a notice of this kind about the device waits already.
+        """Call ``notify``, unless a notice of this kind about the device waits already.
 
         Args:
             kind: kind of the notice.

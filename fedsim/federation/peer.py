@@ -94,7 +94,7 @@ class Peer(Device):
 
     @takes(devices=_DEVICES, contents=CONTENTS, number=INDEX)
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
-        """Send the same contents to several devices, in one message to each, all of them now.
+        """Send the same contents to several devices, in one message to each.
 
         Models among the contents are compressed by the codec that the key ``messages.up`` of the
         scenario names.

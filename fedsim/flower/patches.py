@@ -3,8 +3,8 @@
 Patches take effect only in the threads of simulated apps. In a ServerApp's thread ``time.sleep``
 lets simulated time pass, and clocks such as ``time.time`` return simulated time. In a ClientApp's
 thread ``time.sleep`` does not wait, the sleep times are added up, and clocks return real time plus
-this sum. This holds for the app's own code, flwr, and packages that import flwr. Other libraries wait
-for real processes, sockets and threads, so they get real time.
+this sum. This holds for the app's own code, flwr, and packages that import flwr. Other libraries
+wait for real processes, sockets and threads, so they get real time.
 """
 
 import datetime

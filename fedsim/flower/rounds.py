@@ -64,7 +64,8 @@ class AppRounds:
 
     - It has a round index, which differs from the open round's index. Flower's own strategies put
       the index into ``group_id``, or into a config as ``server-round``.
-    - It has no round index, and its arrays differ from the last arrays that the ServerApp sent.
+    - It has no round index, and its arrays differ from the arrays in the last message of a round
+      that had arrays.
     - It has neither, and its device has had a message of the same type in the open round.
 
     The app's first training message is an exception. It joins the open round, if there is one.

@@ -97,7 +97,8 @@ class Wait:
 class Session(SessionBase):
     """Implementation of Flower's Grid on simulated devices; it also runs the ServerApp.
 
-    The ServerApp's thread and the simulation's thread run by turns, so that nothing needs a lock.
+    The Grid is the interface by which a ServerApp sends messages. The ServerApp's thread and the
+    simulation's thread run by turns, so that nothing needs a lock.
 
     Args:
         params: the scenario's table ``[strategy]``.
