@@ -78,8 +78,8 @@ def with_steps(
         logged: dict from task ID to the steps that its device has logged.
         wire: byte counters of the links, which give the delivered bytes of a message that the end
             of its task has cut off. None if the links have no counters. Such a message then counts
-            as 0 delivered bytes, except a request to a device that was not lost and of which no
-            steps are known: it counts as delivered completely.
+            as 0 delivered bytes. Only a request to a device that was not lost, and of which no
+            steps are known, counts as delivered completely.
 
     Returns:
         The records, in order of time.

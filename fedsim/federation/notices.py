@@ -97,11 +97,13 @@ class Notices:
         self._simulation.wake((kind.value, device), when, partial(self.notify, kind, device))
 
     def notify_once(self, kind: NoticeKind, device: int) -> None:
-        """Call ``notify``, unless a notice of this kind about the device waits already.
+        """Notify the strategy as ``notify`` does, unless such a notice waits already.
+
+        A notice waits while its device cannot be reached.
 
         Args:
-            kind: kind of the notice.
-            device: ID of the device.
+            kind: kind of the notice, such as changed data.
+            device: ID of the device that the notice is about.
         """
         notice = (kind, device)
         if notice not in self._scheduled and notice not in self.postponed:
