@@ -69,7 +69,7 @@ class ForkExecutor:
         """Do nothing; the process that runs ``execute`` ends when the pipe is closed."""
 
     def reconcile(self) -> None:
-        """Do nothing; Flower calls this to clean up after ended tasks, which ``execute`` does."""
+        """Do nothing; Flower calls this to clean up after tasks, and ``execute`` does so itself."""
 
 
 def end_with_parent() -> None:

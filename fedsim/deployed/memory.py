@@ -105,7 +105,7 @@ def read_memory(packet: Packet, learner: Learner) -> DeviceMemory:
     """Restore the memory that ``DeviceMemory.write_to`` has written after a device's last task.
 
     Args:
-        packet: the packet. If it is empty, before the device's first task, so is the memory.
+        packet: the packet. Before the device's first task it is empty, and the memory is empty too.
         learner: creates the references to the models in the memory.
 
     Raises:

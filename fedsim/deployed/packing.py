@@ -66,6 +66,10 @@ class PlacedModel(NamedTuple):
 
     An answer may have the change of a model that the request contained. The answer then names that
     model by its ``place`` in the request.
+
+    Attributes:
+        place: position of the model in the message.
+        model: the model.
     """
 
     place: ModelPlace

@@ -218,7 +218,7 @@ class Codec(Spec):
 
     @property
     def is_lossless(self) -> bool:
-        """Whether each model arrives as it was sent, so that nothing is computed for its transfer."""
+        """Whether each model arrives unchanged. No decoded model is then computed."""
         return False
 
     @property

@@ -155,7 +155,7 @@ class Device:
 
     @property
     def link(self) -> str | None:
-        """Name of the energy preset of the device's link, such as ``smartphone-4g``, or None."""
+        """Name of the preset of the link's energy use, such as ``smartphone-4g``, or None."""
         return self._devices.link_of(self.number)
 
     @property

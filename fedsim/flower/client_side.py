@@ -85,7 +85,7 @@ _loaded: dict[str, AppHalf] = {}  # ID of the present run -> this process's Clie
 
 
 def carry_out(job: AppJob) -> AppReply:
-    """Call the ClientApp for a message to a device, on a worker.
+    """Call the ClientApp for a message to a device, in this process.
 
     Args:
         job: the message, and the arguments of the call.
@@ -245,7 +245,7 @@ def find_metric(content: Mapping[str, object], *names: str) -> float | None:
         names: alternative names of the metric.
 
     Returns:
-        The first value found; None if no record has one.
+        The first value found; None if no record has such a metric.
     """
     for record in content.values():
         if isinstance(record, MetricRecord | ConfigRecord):
