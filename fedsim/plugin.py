@@ -1,6 +1,6 @@
 """Public names for authors of strategies, their parts, data, meters and processes of the world.
 
-They are imported by ``from fedsim.plugin import ...``.
+Import them by ``from fedsim.plugin import ...``.
 
 A strategy consists of a server half (``Strategy``, or one of its subclasses) and a client half
 (``Client``), which communicate by messages only. The docstring of each class documents its hooks,
@@ -171,7 +171,7 @@ __all__ = [  # noqa: RUF022 - by task
 
 
 _EARLIER = {"ServerOptimiser": ServerOptimizer, "ServerOptimiserSpec": ServerOptimizerSpec}
-"""Earlier name of a public name -> what it names; importing it is deprecated."""
+"""Former name of a public class -> the class; to import the former name is deprecated."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,3 +1,3 @@
-"""The version of fedsim, which run folders and reports bear."""
+"""The version of fedsim, which run folders and reports contain."""
 
 __version__ = "0.2.0"

@@ -88,7 +88,7 @@ def client_app(scenario: Path) -> ClientApp:
             """Return the present time by the server's clock (s)."""
             return (time.time() - began) / half.time_scale
 
-        memory = Packet({})  # of the device; empty before its first task
+        memory = Packet({})  # memory of the device; empty before the device's first task
         if HEAD in context.state:  # Flower stores the node's state between messages
             memory = from_records(context.state)
         answer = half.answer(request, memory, clock, StepLog(task, half.device, log_folder()))

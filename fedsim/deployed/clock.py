@@ -10,8 +10,8 @@ from fedsim.clock.simulation import Simulation, on_grid_after
 class WallClock(Simulation):
     """Clock of a deployment: a ``Simulation`` in which time passes as real time does.
 
-    Timers and alarms work as in a simulation. Events are processed when their time has come, or
-    when a message has arrived.
+    Timers and alarms work as in a simulation. An event is processed when its time has come in real
+    time. The arrival of a message is an event too.
 
     Args:
         pace: real seconds in a second of this clock; 1.0 for real time.

@@ -45,8 +45,8 @@ from fedsim.running.scenario import Scenario
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.steps import Evaluate, Pause, Task, TaskStep, Train, Work
 
-# Each device, and each of its tasks, has a range of serial numbers of this size, so that no two
-# models have the same number.
+# counts of serial numbers that are reserved for the models of a task and of a device, so that no
+# two models have the same number
 _SERIALS_A_TASK = 1 << 20
 _SERIALS_A_DEVICE = 1 << 40
 _PROBE_KEY = (1 << 31) - 1  # random key of trainings that only measure time
@@ -70,7 +70,7 @@ class _AnswerEnvelopes(Envelopes):
 
 
 class DeviceHalf:
-    """Executor of a strategy's client code on the device's own machine, in a deployment.
+    """The client half of a strategy on a device's own machine: it runs the client code there.
 
     Args:
         scenario: the scenario of the app.
@@ -98,8 +98,8 @@ class DeviceHalf:
         # whether the device sleeps to imitate the scenario's times; otherwise its times are measured
         self._is_paced = pace > 0.0
         self._sleeps_links = sleeps_links and self._is_paced
-        self._steps: list[LoggedStep] = []  # of the present task
-        run = Run(scenario, Simulation())  # as in a simulation; the clock never runs
+        self._steps: list[LoggedStep] = []  # steps of the present task
+        run = Run(scenario, Simulation())  # the objects of a simulation, whose clock never runs
         self._learner = run.learner
         self._devices = run.dispatch.devices
         self._population = run.population
@@ -135,8 +135,8 @@ class DeviceHalf:
         self._devices.model_s = self._model_s
         self._devices.clock = lambda: self._now
         self._now = 0.0  # the scenario's time (s)
-        self._download_s = 0.0  # measured, of the last download
-        self._speed: float | None = None  # measured, in samples/s
+        self._download_s = 0.0  # measured time of the last download
+        self._speed: float | None = None  # measured speed of the device (samples/s)
         if not self._is_paced:  # the measured speed of the device replaces the scenario's
             self._population.rooflines = None
             self._population.speed = self._population.speed.copy()
@@ -163,15 +163,15 @@ class DeviceHalf:
         """
         # restore the device's state
         head = request.head
-        count = count_of(entry_of(head, "count"), "count")  # of the device's earlier tasks
+        count = count_of(entry_of(head, "count"), "count")  # count of the device's earlier tasks
         first_serial = (self.device + 1) * _SERIALS_A_DEVICE + count * _SERIALS_A_TASK
-        self._learner.restore(first_serial)  # numbers of new models begin with it
+        self._learner.restore(first_serial)  # new models are numbered from here
         has_forgotten = self._recall(read_memory(memory, self._learner), head)
         shift_message = self._answer_shift()
 
         # read the request
         asked_at = finite_of(entry_of(head, "asked_at"), "asked_at")
-        downloaded = sum(map(len, request.payloads.values()))  # bytes, the frozen tensors too
+        downloaded = sum(map(len, request.payloads.values()))  # bytes, with the frozen tensors
         self._take_base(request)
         task = self._read_task(request, count)
         self._begin(task, asked_at, downloaded, clock)
@@ -280,9 +280,9 @@ class DeviceHalf:
             task: the task.
             clock: returns the present time by the server's clock (s).
         """
-        self._envelopes.last = None  # the answer, when ``next_steps`` has made it
+        self._envelopes.last = None  # ``next_steps`` stores the answer here
         steps = self._side.next_steps(task)
-        # the client code may answer at once, without a computation
+        # the client code may answer without a computation
         has_computation = TaskContext.of(task).stage == "computing"
         if has_computation:
             for step in steps:
@@ -320,8 +320,8 @@ class DeviceHalf:
     def _carry_out(self, task: Task, step: TaskStep) -> bool:
         """Carry out a step, and add the scenario's time for it to the present time.
 
-        A paced device sleeps for the added times of all steps at once, at the end of the task
-        (``answer``). On a device that is not paced, only real time counts.
+        A paced device sleeps only once, at the end of the task (``answer``), for the sum of the
+        steps' times. On a device that is not paced, only real time counts.
 
         Args:
             task: the task.
@@ -352,7 +352,11 @@ class DeviceHalf:
         return True
 
     def _train(self, task: Task, step: Train) -> bool:
-        """Train as many epochs as the step's time limit allows; False if these are too few."""
+        """Train as many epochs as the step's time limit allows.
+
+        Returns:
+            False if the limit allows too few epochs, so that the task ends as late.
+        """
         training = step.training
         if training.part is not None:
             task.samples = training.part.samples
@@ -408,10 +412,10 @@ class DeviceHalf:
         return not isinstance(training.proximal.anchor, Ref | None)
 
     def _train_now(self, task: Task, training: Training) -> None:
-        """Compute a training at once, not when its result is used, so that it takes real time.
+        """Compute a training now, not when its result is used, so that it takes real time.
 
-        It waits if an earlier training of the task is not computed yet. If the device works as fast
-        as it can (``pace`` 0), the training also measures the device's speed.
+        Nothing is computed if an earlier training of the task is not computed yet. If the device
+        works as fast as it can (``pace`` 0), the training also measures the device's speed.
         """
         updates = TaskContext.of(task).ahead  # results of the task's trainings so far
         index = len(task.trained) - 1
@@ -490,7 +494,7 @@ class DeviceHalf:
                 bases[result.update] = PlacedModel(place, result.start)
         residuals = self._devices.residuals.get(self.device, {})
         packet = self._up.pack(contents, bases, residuals)
-        # an update that was computed from the trained model gets the report of the training
+        # an update that was computed from the trained model gets the training's loss and metrics
         trained = result.trained
         if trained is not None and trained.loss is not None:
             entries = table_of(packet.head["contents"], "contents")
@@ -498,7 +502,7 @@ class DeviceHalf:
             for name, value in contents.items():
                 if value is result.update:
                     entry = table_of(entries[name], "a content")
-                    entry.setdefault("loss", report)  # unless it was packed with its own
+                    entry.setdefault("loss", report)  # unless the entry has a report already
         packet.head["outcome"] = "done"
         return packet
 
@@ -615,7 +619,8 @@ class DeviceHalf:
         The device's memory then stores that the device has them (``DeviceMemory.has_base``).
 
         Raises:
-            SimulationError: they differ from the frozen tensors that the device has built.
+            SimulationError: the frozen tensors in the request differ from the frozen tensors that
+                the device has built.
         """
         payload = request.payloads.pop(BASE, None)
         if payload is None:

@@ -38,8 +38,8 @@ _DEATH_SIGNAL = 1
 class ForkExecutor:
     """Plug-in of Flower's SuperExec that passes each task through a pipe to another process.
 
-    That process runs ``execute``. It has loaded all libraries and data, and carries out each task
-    in a fork of itself, so that a task does not load them again.
+    The other process runs ``execute``. It has loaded all libraries and data, and carries out each
+    task in a fork of itself, so that a task does not load them again.
 
     Args:
         tasks: file descriptor of the pipe's end for writing.
@@ -55,7 +55,7 @@ class ForkExecutor:
         return supported_task_types, set()
 
     def wait_for_capacity(self, *_: object, **__: object) -> None:
-        """Return at once: a task can be launched at any time."""
+        """Return without waiting: a task can be launched at any time."""
 
     def launch(self, spec: "ExecutionSpec") -> "LaunchResult":
         """Write a task to the pipe when Flower launches it; ``execute`` then carries it out."""
@@ -69,7 +69,7 @@ class ForkExecutor:
         """Do nothing; the process that runs ``execute`` ends when the pipe is closed."""
 
     def reconcile(self) -> None:
-        """Do nothing; Flower calls this to clean up after ended tasks, which ``execute`` does."""
+        """Do nothing; Flower calls this to clean up after tasks, and ``execute`` does so itself."""
 
 
 def end_with_parent() -> None:

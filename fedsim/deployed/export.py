@@ -92,7 +92,7 @@ def export(
 
     Raises:
         ScenarioError: a part of the scenario has no counterpart in a deployment.
-        RunFolderError: the folder has files.
+        RunFolderError: the folder has files, or is a file.
     """
     reasons = list(refusals(scenario))
     if reasons:
@@ -223,7 +223,7 @@ def _files_of(module: ModuleType, yielded: set[Path]) -> Iterator[tuple[Path, Pa
         return
     yielded.add(file)
     yield root, file
-    # a module that it imports, or from which it imports a function or class
+    # ``imported``: a module that ``module`` imports, or from which it imports a function or class
     for value in list(vars(module).values()):
         imported = value if isinstance(value, ModuleType) else inspect.getmodule(value)
         if imported is not None and imported is not module:

@@ -21,7 +21,7 @@ class LabelHistory:
 
     Attributes:
         first: counts at the device's first task.
-        used: counts at its last task.
+        used: counts at the device's last task.
         reported: counts at the last task whose answer reached the server.
     """
 

@@ -30,7 +30,7 @@ class _MeasuredTask:
     """Measured values of a task of a deployment, from which the records of its steps are made.
 
     Attributes:
-        device: number of its device.
+        device: number of the task's device.
         fields: fields of each record of the task: device, round, group and task ID.
         start: time at which the server sent the request (s).
         payloads: dict from direction, ``down`` (request) or ``up`` (answer), to name and size
@@ -76,10 +76,10 @@ def with_steps(
     Args:
         records: the server's records, in order of time.
         logged: dict from task ID to the steps that its device has logged.
-        wire: byte counters of the links. If the end of a task has cut off a message, they give the
-            bytes of it that were delivered. None if the links have no counters. Such a message then
-            counts as 0 delivered bytes. There is one exception: a device of which no steps are
-            known, and which was not lost, counts as having received its whole request.
+        wire: byte counters of the links, which give the delivered bytes of a message that the end
+            of its task has cut off. None if the links have no counters. Such a message then counts
+            as 0 delivered bytes. Only a request to a device that was not lost, and of which no
+            steps are known, counts as delivered completely.
 
     Returns:
         The records, in order of time.
@@ -133,7 +133,7 @@ def _collect_tasks(
             task.payloads[direction] = [
                 (name, float(size)) for name, size in fields["bytes"].items()
             ]
-            if fields["steps"]:  # of an answer; they replace the logged steps
+            if fields["steps"]:  # the steps that an answer reports replace the logged steps
                 task.steps = [read_step(step) for step in fields["steps"]]
     return tasks
 
@@ -150,7 +150,8 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
     now = task.start
     for step in _steps_until(task, end.time, outcome):
         yield Record(now, "step-start", {**task.fields, "step": step.name})
-        is_cut = step.end > end.time and outcome != "done"  # by the end of the task
+        # whether the end of the task cut the step off
+        is_cut = step.end > end.time and outcome != "done"
         step_start = now
         # clocks of device and server may differ: steps neither overlap nor outlast their task
         now = min(max(step.end, now), end.time)
@@ -165,7 +166,7 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
                 delivered = _delivered_of_cut(task, direction, size, span, outcome, wire)
             facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
         if step.name == "train":
-            facts.setdefault("epoch_ends", [])  # which devices do not measure
+            facts.setdefault("epoch_ends", [])  # devices do not measure the ends of epochs
         facts |= {"step": step.name, "outcome": outcome if is_cut else "done"}
         yield Record(now, "step-end", {**task.fields, **facts})
         if is_cut:
@@ -282,7 +283,7 @@ def write_run_folder(
         if not reason:
             reason = run.evaluator.why_no_accuracy(summary["rounds"], run.strategy.models())
         summary["no_accuracy"] = reason
-    parts = recorder.parts  # files of tables, which are joined now
+    parts = recorder.parts  # part files of tables, which are not needed beside the final files
     summary["files_sha256"] = files.fingerprints(out, but=parts)
     files.write_summary(out, summary)
     for part in parts:

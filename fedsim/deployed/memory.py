@@ -19,8 +19,8 @@ from fedsim.learning.refs import Ref
 class SentAnswer:
     """Answer of a device's last task, which the device stores until the next request.
 
-    The next request contains whether the answer has arrived. If it has, ``Client.on_sent`` is
-    called with the stored answer.
+    The next request says whether the answer has arrived. If the answer has arrived,
+    ``Client.on_sent`` is called with the stored answer.
 
     Attributes:
         job, round, contents: the request that was answered: attributes of its ``Instruction``.
@@ -68,11 +68,11 @@ class DeviceMemory:
         state: ``Device.state``, the strategy's values on the device.
         residuals: dict from content to the part that the codec did not send; it is added to the
             same content of the next answer.
-        has_base: whether the device has the model's frozen tensors.
+        has_base: whether the device has the model's frozen tensors, which no training changes.
         speed: measured speed of the device (samples/s); None if it was not measured.
         count: index of the device's last task among its tasks, from 0; -1 before the first.
-        last: answer of the last task, for the moment when the server confirms that it has arrived.
-            None if the strategy and the codec do nothing then.
+        last: answer of the last task, stored until the server confirms its arrival. None if
+            neither the strategy nor the codec acts on the arrival.
         labels: ``LabelHistory.snapshot``; empty before the first task.
     """
 
@@ -95,7 +95,7 @@ class DeviceMemory:
         """
         writer = TreeWriter(learner)
         values = dict(vars(self))
-        if self.last is not None:  # the last answer becomes a dict, which a tree can have
+        if self.last is not None:  # ``TreeWriter`` takes dicts, and no ``SentAnswer``
             values["last"] = vars(self.last)
         packet.head = {"memory": writer.write(values)}
         packet.arrays = writer.arrays
@@ -105,7 +105,7 @@ def read_memory(packet: Packet, learner: Learner) -> DeviceMemory:
     """Restore the memory that ``DeviceMemory.write_to`` has written after a device's last task.
 
     Args:
-        packet: the packet. If it is empty, before the device's first task, so is the memory.
+        packet: the packet. Before the device's first task it is empty, and the memory is empty too.
         learner: creates the references to the models in the memory.
 
     Raises:

@@ -37,8 +37,8 @@ class Nodes:
         clock: the wall clock of the run.
 
     Attributes:
-        clock_runs: whether the clock has begun; ``Deployment`` sets it. Before, a node that appears
-            or disappears is noted at once. Afterwards it is noted by an event of the clock.
+        clock_runs: whether the clock has begun; ``Deployment`` sets it. Until then, the connection
+            or loss of a node is handled immediately, and afterwards by an event of the clock.
     """
 
     def __init__(self, grid: Grid, run: ServerRun, clock: WallClock) -> None:
@@ -71,7 +71,7 @@ class Nodes:
     def refused(self) -> str:
         """Text on nodes that answered but cannot be used, to be appended to an error message.
 
-        It has a sentence, after "; ", for each such node, and is empty if there are none.
+        For each such node the text has "; " and a sentence. It is empty if there is no such node.
         """
         return "".join(f"; {reason}" for reason in self._refused)
 
@@ -125,7 +125,7 @@ class Nodes:
 
         Args:
             node: Flower's ID of the node.
-            reply: the answer, or the error by which it failed.
+            reply: the answer, or the error with which the greeting failed.
         """
         failure = _failure_of(reply)
         if isinstance(reply, Exception) or failure:
@@ -154,7 +154,7 @@ class Nodes:
         If versions of fedsim or Flower differ from the server's, a warning is logged.
 
         Raises:
-            PacketError: the answer is broken, or there is no such device.
+            PacketError: the answer is broken, or the scenario has no device of this number.
         """
         head = from_records(reply.content).head
         for package, version in (("fedsim", __version__), ("flwr", flower_version)):
@@ -196,7 +196,8 @@ class Nodes:
         packet = self._down.pack(context.outgoing, {}, {})
         if context.brings_base:  # the device does not have the frozen tensors yet
             packet.payloads[BASE] = self._run.learner.frozen().astype("<f4").tobytes()
-        arrival = self._run.remote.arrivals.get(task.device)  # of the device's last answer
+        # arrival of the device's last answer
+        arrival = self._run.remote.arrivals.get(task.device)
         packet.head |= {
             "task": task.id,
             "count": task.count,
@@ -217,7 +218,7 @@ class Nodes:
 
         Args:
             task: the task.
-            wall: time of the day at which the answer has come (s since 1970).
+            wall: time of the day at which the answer has arrived (s since 1970).
             reply: the answer, or the error by which the node or Flower failed.
         """
         failure = _failure_of(reply)
@@ -269,7 +270,7 @@ class Nodes:
     def _call_at_wall_time(self, action: Callable[[], None]) -> None:
         """Schedule an action as an event of the clock at the present real time.
 
-        Before the clock has begun, the action is carried out at once.
+        Before the clock has begun, the action is carried out immediately.
         """
         if not self.clock_runs:
             action()
@@ -287,7 +288,7 @@ class Nodes:
             kind: ``sent`` or ``received``.
             task: the task of the message.
             packet: the message.
-            wall: time of the day (s since 1970) at which it was sent or has arrived.
+            wall: time of the day (s since 1970) at which the message was sent or has arrived.
         """
         fields = {
             "task": task.id,

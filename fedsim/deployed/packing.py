@@ -1,13 +1,14 @@
-"""Encoding of messages' contents as bytes, exactly as many as a simulated message counts.
+"""Encoding of the contents of messages as bytes.
 
-The head of a packet says how each content is packed. The entry of a content has these keys:
+A content has as many bytes as the simulation counts for it. The head of a packet (a message) has an
+entry for each content, such as ``{"model": 650}`` for a model of 650 parameters. Keys of an entry:
 
-- of a model: ``model``, its length; also ``base``, the place of the model to which a change is
-  added, and ``loss``, if there are such;
-- of computed numbers (``Lazy``): ``lazy``, their kind, and ``count``;
-- of numbers: ``numbers``, the name of their type, ``wire``, the type of the payload, and ``shape``;
-- of a list with models: ``items``, the entries of its items;
-- of an ``Opaque``: ``opaque``, the value, and ``bytes``; of a ``Header``: ``header``, the value.
+- model: ``model`` (length). If the payload is a change: ``base`` (place, in the request, of the
+  model to which the change is added). If the training loss is known: ``loss``.
+- ``Lazy`` (numbers computed on demand): ``lazy`` (kind, such as ``loss``) and ``count``.
+- other numbers: ``numbers`` (Python type), ``wire`` (type in the payload) and ``shape``.
+- list with models: ``items`` (list of the items' entries).
+- ``Opaque``: ``opaque`` (value) and ``bytes``. ``Header``: ``header`` (value).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -45,7 +46,7 @@ SHIFT = "shift"
 
 
 class ModelPlace(NamedTuple):
-    """Position of a model in a message: the name of its content, and the model's index in it.
+    """Position of a model in a message: the name of a content, and an index if it is a list.
 
     Attributes:
         content: name of the content.
@@ -65,6 +66,10 @@ class PlacedModel(NamedTuple):
 
     An answer may have the change of a model that the request contained. The answer then names that
     model by its ``place`` in the request.
+
+    Attributes:
+        place: position of the model in the message.
+        model: the model.
     """
 
     place: ModelPlace
@@ -97,7 +102,7 @@ class Packet:
 
 @pure
 def total(models: list[AnyArray]) -> AnyArray:
-    """Add a decoded change to the model from which it was computed.
+    """Return the sum of a model and a decoded change of it.
 
     Args:
         models: the model and the change, float [d] each.
@@ -139,7 +144,7 @@ class ContentPacker:
                 when the sender last encoded this content.
 
         Raises:
-            SimulationError: a content cannot be sent.
+            SimulationError: a content has a type that a deployment cannot send.
         """
         packet = Packet({})
         writer = TreeWriter(self._learner)
@@ -189,7 +194,7 @@ class ContentPacker:
         has_floats = array.dtype.kind == "f"
         wire = "<f4" if has_floats else "<i4"
         packet.payloads[name] = array.astype(wire).tobytes()
-        type_name = "array"  # a number of numpy too
+        type_name = "array"  # also for a number of numpy
         if isinstance(value, list | tuple | int | float):
             type_name = type(value).__name__
         return {"numbers": type_name, "wire": wire, "shape": list(array.shape)}
@@ -232,11 +237,11 @@ class ContentPacker:
         base = bases.get(model)
         base_model = None if base is None else base.model
         parts = self._encode(name, model, base_model, residuals.get(name))
-        sent = value_of(self._learner, parts.sent)  # as the receiver decodes it
-        exact = value_of(self._learner, parts.exact)  # before the codec left anything out
+        sent = value_of(self._learner, parts.sent)  # the array as the receiver decodes it
+        exact = value_of(self._learner, parts.exact)  # the array before the codec changed it
         packet.payloads[payload_name] = self._codec.pack(sent, exact)
         entry: dict[str, Json] = {"model": len(sent)}
-        is_change = parts.start is not None  # the receiver adds it to the base
+        is_change = parts.start is not None  # the receiver adds a change to the base
         if is_change and base is not None:
             entry["base"] = [base.place.content, base.place.position]
         if model.loss is not None:
@@ -254,7 +259,8 @@ class ContentPacker:
             residual: part that the codec left out when the sender last encoded this content; None
                 if there is none.
         """
-        is_added_up = name in self._added_up  # over the rounds, by device and server
+        # whether device and server each add up the content over rounds
+        is_added_up = name in self._added_up
         codec = self._codec.for_added_up if is_added_up else self._codec
         size = int(self._learner.parameters)
         return codec.encode(self._learner, size, model, base, residual)
@@ -267,8 +273,7 @@ class ContentPacker:
 
         Args:
             packet: the packet.
-            model_at: function that returns a model of the request: the argument has the name of the
-                content that has the model and, if the content is a list, the model's index in it.
+            model_at: function that returns the model at a place of the request.
 
         Raises:
             PacketError: the packet cannot be read.

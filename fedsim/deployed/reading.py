@@ -7,7 +7,7 @@ from typing import TypeVar
 from fedsim.common.errors import FedsimError, SimulationError, show_value
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-"""A value that JSON has."""
+"""Value that JSON can represent."""
 ReadValue = TypeVar("ReadValue")
 
 
@@ -59,7 +59,7 @@ def number_of(value: Json, name: str) -> float:
 
     Args:
         value: the value.
-        name: names the value in messages.
+        name: name of the value, for error messages.
 
     Raises:
         PacketError: the value is no number.
@@ -74,7 +74,7 @@ def finite_of(value: Json, name: str) -> float:
 
     Args:
         value: the value.
-        name: names the value in messages.
+        name: name of the value, for error messages.
 
     Raises:
         PacketError: the value is no finite number.
@@ -90,7 +90,7 @@ def count_of(value: Json, name: str) -> int:
 
     Args:
         value: the value.
-        name: names the value in messages.
+        name: name of the value, for error messages.
 
     Raises:
         PacketError: the value is no such number.
@@ -105,7 +105,7 @@ def text_of(value: Json, name: str) -> str:
 
     Args:
         value: the value.
-        name: names the value in messages.
+        name: name of the value, for error messages.
 
     Raises:
         PacketError: the value is no text.
@@ -120,7 +120,7 @@ def list_of(value: Json, name: str) -> list[Json]:
 
     Args:
         value: the value.
-        name: names the value in messages.
+        name: name of the value, for error messages.
 
     Raises:
         PacketError: the value is no list.
@@ -135,7 +135,7 @@ def pair_of(value: Json, name: str) -> tuple[Json, Json]:
 
     Args:
         value: the value.
-        name: names the value in messages.
+        name: name of the value, for error messages.
 
     Raises:
         PacketError: the value is no list of two items.
@@ -151,7 +151,7 @@ def table_of(value: Json, name: str) -> dict[str, Json]:
 
     Args:
         value: the value.
-        name: names the value in messages.
+        name: name of the value, for error messages.
 
     Raises:
         PacketError: the value is no table.

@@ -12,9 +12,9 @@ from fedsim.deployed.reading import PacketError, read_safely, table_of
 HEAD = "fedsim.head"
 """Config record with the head of a packet, as JSON."""
 PAYLOADS = "fedsim.payloads"
-"""Array record with the payloads of the counted contents."""
+"""Array record with the payloads of a packet, whose bytes are counted."""
 ARRAYS = "fedsim.arrays"
-"""Array record with the arrays of headers."""
+"""Array record with the arrays to which the head of a packet refers."""
 _PAYLOAD = "fedsim.payload"  # Flower's name of the serialisation: raw bytes
 
 
@@ -45,7 +45,7 @@ def from_records(records: RecordDict) -> Packet:
         records: the content.
 
     Raises:
-        PacketError: the content is of no fedsim app, or is broken.
+        PacketError: the content comes from no fedsim app, or is broken.
     """
     if HEAD not in records.config_records:
         raise PacketError(

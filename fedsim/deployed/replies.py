@@ -30,8 +30,8 @@ class Reply(NamedTuple):
 class Replies:
     """Threads that fetch the replies to messages from Flower.
 
-    Flower offers a reply as soon as its upload begins, and then a request for it waits until the
-    upload ends. Each thread therefore requests the reply to one message at a time.
+    Flower offers a reply as soon as the upload of the reply begins. A request for the reply then
+    waits until the upload ends. Each thread therefore requests the reply to one message at a time.
 
     Args:
         grid: Flower's Grid.
@@ -59,7 +59,7 @@ class Replies:
             thread.start()
 
     def take(self) -> Iterator[Reply]:
-        """Yield the replies that have arrived since the last call, in their order."""
+        """Yield the replies that have arrived since the last call, in order of arrival."""
         while self._arrived:
             yield self._arrived.popleft()
 
@@ -76,7 +76,7 @@ class Replies:
                 continue
             try:
                 replies = list(self._grid.pull_messages([name]))
-            except Exception as error:  # concerns this reply only; other replies are still fetched
+            except Exception as error:  # the error concerns this reply only; the thread goes on
                 self._arrived.append(Reply(name, time.time(), error))
                 continue
             for reply in replies:

@@ -136,7 +136,7 @@ class Deployment:
                 file.write(_line(record))
 
             self._clock.listen(write)
-            for record in self.records:  # the records of connected nodes
+            for record in self.records:  # records of the nodes that have connected so far
                 write(record)
             status = FAILED
             stopped = "an error ended it"
@@ -200,7 +200,7 @@ class Deployment:
     def _write(self, out: Path, status: str, stopped: str) -> None:
         """Write the run folder, with the steps that devices have reported or logged."""
         models, best = self._models(status)
-        folder = log_folder()  # of the devices' logs; None if they are not on this machine
+        folder = log_folder()  # folder of the devices' logs; None if they are not on this machine
         wire: WireCounters | None = None  # byte counters of the links
         if folder is not None and (folder / WIRE).is_file():
             wire = WireCounters(folder / WIRE, self._clock.began)

@@ -26,7 +26,7 @@ A server on the same machine reads the logs, to learn the steps of tasks whose a
 arrive.
 """
 BEGAN = "began"
-"""File in that folder with the time of the day at which the server's clock began."""
+"""File in the folder of the logs, with the time of the day at which the server's clock began."""
 _NAMES = (DOWNLOAD, START_UP, TRAIN, EVALUATE, COMPUTE, SLEEP, UPLOAD)
 _COUNTS = ("epochs", "asked")  # facts of a training step that are counts
 
@@ -91,7 +91,7 @@ class StepLog:
     Args:
         task: ID of the task.
         device: number of the device.
-        folder: folder in which the steps are also written as they end; None for none.
+        folder: folder with a file to which each step is appended when it ends; None for no file.
 
     Attributes:
         steps: the steps that have ended.
@@ -103,7 +103,7 @@ class StepLog:
         self.steps: list[LoggedStep] = []
 
     def add(self, step: LoggedStep) -> None:
-        """Add a step of the task that has just ended, to the log in memory and in the file, if any.
+        """Add a step that has just ended to the log, in memory and in the file, if any.
 
         Args:
             step: the ended step, such as a download, with its times.
@@ -161,7 +161,7 @@ def note_begin(folder: Path | None, began: float) -> None:
     """Write the start time of a run's clock to the folder of logs, for readers of the logs.
 
     Args:
-        folder: the folder; None for none, and then nothing is written.
+        folder: the folder; None: nothing is written.
         began: time of the day (s since 1970).
     """
     if folder is not None:

@@ -49,7 +49,9 @@ class RemoteTasks:
         running: dict from task ID to task, of tasks that have not ended.
         switched_off: devices whose node was connected and is gone.
         arrivals: dict from device to arrival of its last answer that the server has used.
-        times_asked, times_selected: device -> count of its tasks, and of its selections.
+        times_asked: device -> count of its tasks.
+        times_selected: device -> count of its selections: tasks of a round that do not continue
+            an earlier task.
     """
 
     batteries = None
@@ -72,8 +74,9 @@ class RemoteTasks:
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
         device_count = len(population.speed)
-        self._online = np.zeros(device_count, dtype=np.bool_)  # whether its node is connected
-        self._busy = np.zeros(device_count, dtype=np.bool_)  # whether it has an open task
+        # whether each device's node is connected, and whether each device has an open task
+        self._online = np.zeros(device_count, dtype=np.bool_)
+        self._busy = np.zeros(device_count, dtype=np.bool_)
         self._task_count = 0
 
     def connect(self, device: int) -> None:
@@ -92,14 +95,14 @@ class RemoteTasks:
             self.simulation.record("node-return", {"device": device})
             self._dispatch.on_switched_on(device)
             return
-        is_newcomer = self.simulation.now > 0.0  # others are there when the run begins
+        is_newcomer = self.simulation.now > 0.0  # other nodes are connected when the run begins
         self.population.arrival[device] = self.simulation.now
         self.simulation.record("node", {"device": device})
         if is_newcomer:
             self._dispatch.notices.notify(NoticeKind.NEWCOMER, device)
 
     def disconnect(self, device: int) -> None:
-        """Handle the loss of a device's node (the program of the device); its task is ``lost``."""
+        """Handle the loss of a device's node, its program; the device's task ends as ``lost``."""
         if not self._online[device]:
             return
         self._online[device] = False
@@ -173,7 +176,7 @@ class RemoteTasks:
         """
         if not self.is_idle(device):
             raise SimulationError(f"device {device} is asked, but it is busy or not connected")
-        count = self.times_asked[device]  # of the device's earlier tasks
+        count = self.times_asked[device]  # count of the device's earlier tasks
         task = Task(self._task_count, device, steps, round, group, count, continues, edge, context)
         self._task_count += 1
         self.times_asked[device] = count + 1

@@ -22,10 +22,11 @@ from fedsim.learning.refs import Loss, Ref
 class TreeWriter:
     """Converter of a device's state, and of other values, to JSON and a list of arrays.
 
-    In place of an array or a model, the JSON has the array's index in the list.
+    In place of an array or a model, the JSON has the array's index in the list. For example the
+    list of an array and the number 3 becomes ``{"list": [{"array": 0}, 3]}``.
 
     Args:
-        learner: computes the models in the values that are not computed yet.
+        learner: computes the weights of a model in a value, if they are not computed yet.
 
     Attributes:
         arrays: the arrays of all values converted so far.

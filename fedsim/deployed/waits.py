@@ -13,7 +13,10 @@ from types import SimpleNamespace
 from fedsim.common.errors import SimulationError, show_value
 
 VARIABLE = "FEDSIM_FLOWER_WAITS"
-"""Environment variable with the longest wait (s) of Flower's processes; Flower's own if not set."""
+"""Environment variable with the longest wait (s) of Flower's processes.
+
+If it is not set, Flower's waits are unchanged.
+"""
 _log = logging.getLogger("flwr")
 
 

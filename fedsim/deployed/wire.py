@@ -53,7 +53,7 @@ def sample(file: Path, clients: int) -> None:
 
 
 class Passage(NamedTuple):
-    """Time span in which a message passed over a device's link, and the bytes in it.
+    """Time span in which a message passed over a device's link, and the bytes on the link.
 
     Attributes:
         first: time (s) at which the message began to pass: until then, less than 3 % of its bytes
@@ -86,7 +86,7 @@ class WireCounters:
         self._counts: dict[tuple[int, str], list[float]] = {}
         for line in read_text(file).splitlines():
             cells = line.split(",")
-            if len(cells) != 4:  # the last line of a process that was killed
+            if len(cells) != 4:  # a killed process may leave its last line incomplete
                 continue
             wall, device, down, up = map(float, cells)
             number = int(device)
@@ -104,7 +104,7 @@ class WireCounters:
             end: end of the span (s).
         """
         times = self._times.get(device, [])
-        # counts[k] is the count after k samples
+        # ``counts[k]``: count of bytes after k samples
         counts = [0.0, *self._counts.get((device, direction), [])]
         count_at_start = counts[bisect.bisect_right(times, start)]
         count_at_end = counts[bisect.bisect_right(times, end)]
@@ -128,7 +128,7 @@ class WireCounters:
             The times and bytes; None if fewer bytes than the message has passed in the span.
         """
         times = self._times.get(device, [])
-        # counts[k] is the count after k samples
+        # ``counts[k]``: count of bytes after k samples
         counts = [0.0, *self._counts.get((device, direction), [])]
         next_sample = bisect.bisect_right(times, start)
         count_at_start = counts[next_sample]
@@ -139,7 +139,8 @@ class WireCounters:
                 break
             passed = count - count_at_start
             if first is None and passed >= _FIRST_SHARE * size:
-                first = max(start, time_s - _EVERY_S)  # it began to pass before this sample
+                # the message began to pass before this sample
+                first = max(start, time_s - _EVERY_S)
             if passed >= size and first is not None:
                 return Passage(first, time_s, self.moved(device, direction, start, end))
         return None

@@ -43,7 +43,8 @@ def device_of(count_of: Callable[[object], int]) -> ArgumentRule:
     """Make a rule for IDs of devices.
 
     Args:
-        count_of: function of the object whose method is called that returns the count of devices.
+        count_of: function that receives the object whose method is called, such as the ``Clients``
+            of a server, and returns the count of devices.
     """
 
     def fits(owner: object, value: object) -> bool:
@@ -57,6 +58,7 @@ def devices_of(count_of: Callable[[object], int]) -> ArgumentRule:
     """Make a rule for lists of IDs of devices.
 
     Args:
-        count_of: function of the object whose method is called that returns the count of devices.
+        count_of: function that receives the object whose method is called, such as the ``Clients``
+            of a server, and returns the count of devices.
     """
     return list_of(device_of(count_of), "devices")

@@ -44,8 +44,8 @@ class RunInfo:
         devices: count of devices.
         parameters: count of trained parameters of the model, d.
         classes: count of outputs of the model, M.
-        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s), the unit of relative
-            deadlines.
+        mean_epoch_s: time of an undisturbed local epoch, mean over all devices (s). Relative
+            deadlines are multiples of it.
         lr_in: function of a round's index (from 0) that returns the learning rate of the round.
         planned_rounds: count of rounds after which the run stops; None if no such stop is planned.
         momentum: momentum of local SGD.
@@ -110,14 +110,14 @@ class Instruction:
 
 
 class Real(NamedTuple):
-    """Call of a Python function whose result a device sends; ``Client.real`` returns it.
+    """Python function, with its arguments, that is run for a device's task; see ``Client.real``.
 
-    The function is run for real, for example to train a model of the user's own. Simulated time
-    does not pass meanwhile. The function may run in another process, on copies of the arguments. No
-    other such function runs in the same process at the same time.
+    The function may for example train a model of the user's own. It takes no simulated time. It may
+    run in another process, on copies of the arguments. No other function of a ``Real`` runs in the
+    same process at the same time.
 
-    The function must be defined at the top of a module. If the function uses global random
-    generators, it has to restore their states.
+    The function must be defined at the top of a module. If it uses global random generators, it
+    must restore their states before it returns.
 
     Attributes:
         function: the function.
@@ -190,7 +190,7 @@ class Client(Generic[P]):
     def real(self, device: Device, instruction: Instruction) -> Real | None:
         """Return a Python function to run for real before the device's work; by default none.
 
-        Simulated time stands still until the function has returned.
+        The function takes no simulated time.
 
         Args:
             device: the device on which this code runs, with its data and its state.
@@ -212,7 +212,7 @@ class Client(Generic[P]):
 
         Returns:
             ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, or steps of a ``TaskStep`` of your
-            own, in order; empty if the device answers at once.
+            own, in order; empty if the device answers without a computation.
         """
         return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 

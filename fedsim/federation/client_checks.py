@@ -64,7 +64,7 @@ _PAUSES = (step_names.SLEEP, step_names.START_UP)
 
 
 def _with_numpy(rule: ArgumentRule) -> ArgumentRule:
-    """Make a rule that also allows numbers of numpy; for numbers that are in no record."""
+    """Make a rule that allows numpy numbers too, for values that no record of the run contains."""
     fits = rule.fits
     return ArgumentRule(lambda owner, value: fits(owner, plain(value)), rule.allowed)
 
@@ -80,7 +80,7 @@ def _is_part_of_sum(value: object) -> bool:
 
 
 def _fits_torch(value: object) -> bool:
-    """Return whether a value is a number, of which torch can take integers of 64 bits alone."""
+    """Return whether a value is a number; torch takes integers only if they fit into 64 bits."""
     return is_number(value) and not (isinstance(value, int) and abs(value) > _MOST_INTEGER)
 
 
@@ -161,7 +161,7 @@ _RULES: Mapping[type, Mapping[str, ArgumentRule]] = {
         "bytes": ArgumentRule(lambda _, value: is_size(value), SIZE_IN_WORDS),
     },
 }
-"""Class of a part of a task -> rules of its fields.
+"""Class (a step, training, limit or an object in their fields) -> name of a field -> its rule.
 
 ``Training.start`` is checked when the training has ended, as it may be a result of the same task.
 """
@@ -181,10 +181,11 @@ _RESULT_RULES: Mapping[str, ArgumentRule] = {
 
 
 def find_wrong_field(value: object, *_: object, **__: object) -> str:
-    """Return what is wrong with the first wrong field of a step, training or limit, or "".
+    """Describe the first wrong field of a step, training or limit; "" if no field is wrong.
 
     Args:
-        value: the step, training, limit or a part of one; any other value has no wrong field.
+        value: the step, training or limit, or an object in one of its fields. The result is "" for
+            a value of any other class.
     """
     rules = _RULES.get(type(value), {})
     mistake = _find_broken_rule(value, rules)
@@ -203,7 +204,7 @@ def find_wrong_field(value: object, *_: object, **__: object) -> str:
 
 
 def _find_broken_rule(value: object, rules: Mapping[str, ArgumentRule]) -> str:
-    """Return which field of an object breaks its rule, with its value and the rule, or ""."""
+    """Describe the first field that breaks its rule, with its value and the rule, or return ""."""
     for name, rule in rules.items():
         field = getattr(value, name)
         if not rule.fits(None, field):
@@ -213,7 +214,7 @@ def _find_broken_rule(value: object, rules: Mapping[str, ArgumentRule]) -> str:
 
 
 def find_wrong_steps(steps: Iterable[object], *_: object, **__: object) -> str:
-    """Return what is wrong with the first wrong step that a device is to do, or "".
+    """Describe the first wrong step in the result of ``Client.work``; "" if all steps are right.
 
     Args:
         steps: the result of ``Client.work``.
@@ -237,11 +238,15 @@ def find_wrong_steps(steps: Iterable[object], *_: object, **__: object) -> str:
 
 
 def _find_missing_result(training: Training, count: int) -> str:
-    """Return which training of a task, of whose result another one starts, does not exist, or "".
+    """Describe the first earlier training that a training refers to and that does not exist.
 
     Args:
-        training: the training that starts from the result, or has it as an anchor.
-        count: count of the trainings before it.
+        training: a training whose start or anchor may be the result of an earlier training of the
+            same task.
+        count: count of the earlier trainings of the task.
+
+    Returns:
+        The description; "" if all earlier trainings to which ``training`` refers exist.
     """
     for sum_of_results in (training.start, training.proximal.anchor):
         if type(sum_of_results) is not PreviousResult:
@@ -253,12 +258,12 @@ def _find_missing_result(training: Training, count: int) -> str:
 
 
 def find_wrong_result(result: object, *_: object, **__: object) -> str:
-    """Return what is wrong with the first wrong field of a ``LocalResult``, or ""."""
+    """Describe the first wrong field of a ``LocalResult``; "" if no field is wrong."""
     return _find_broken_rule(result, _RESULT_RULES)
 
 
 def find_wrong_contents(contents: object, *_: object, **__: object) -> str:
-    """Return the first name of contents that is no text, in words, or ""."""
+    """Describe the first name in a dict of contents that is no text; "" if all names are texts."""
     if contents is None or is_mapping(contents):
         return ""
     return f"a dict with the name {_find_wrong_name(contents)}"

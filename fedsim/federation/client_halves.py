@@ -1,4 +1,4 @@
-"""Client code of a strategy: one ``Client`` object for all devices that train alike."""
+"""Client code of a strategy: one ``Client`` object for all devices with equal training settings."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,11 +11,13 @@ from fedsim.federation.local_trainings import LocalTrainings
 
 AnyClient = Client[Any]
 
-_MAX_CACHED = 4_096  # most ``Client`` objects in the cache; others are built again when needed
+_MAX_CACHED = 4_096  # size of the cache of ``Client`` objects; others are built again when needed
 
 
 class ClientHalves:
-    """Client code of a strategy, one ``Client`` object for all devices that train alike.
+    """The client half of a strategy: its code for devices, with the settings of each device.
+
+    Devices with the same local epochs and learning rate share a ``Client`` object.
 
     Args:
         make: function that builds a ``Client`` from the keys of ``[strategy]`` and a ``RunInfo``.
@@ -36,7 +38,7 @@ class ClientHalves:
         self._setting = setting
         self._local = local  # each device's own settings of training
         self._default = make(params, setting)  # for all devices, if they train alike
-        # count of epochs and rule of the learning rate -> ``Client`` of the devices with both
+        # count of epochs, rule of the learning rate -> ``Client`` of the devices that have both
         self._half_for = lru_cache(maxsize=_MAX_CACHED)(self._build)
 
     def of(self, device: int) -> AnyClient:
@@ -47,11 +49,12 @@ class ClientHalves:
         return self._half_for(local.epochs(device), local.lr_in(device))
 
     def _build(self, epochs: int, lr_in: Callable[[int], float] | None) -> AnyClient:
-        """Build the strategy's code for devices that train alike.
+        """Build the ``Client`` object of the devices that have given training settings.
 
         Args:
             epochs: count of local epochs; 0 for the count in ``[strategy]``.
-            lr_in: learning rate by round; None for the rate of ``[training]``.
+            lr_in: function that returns the learning rate of a round; None for the rate of
+                ``[training]``.
         """
         params = self._params
         setting = self._setting

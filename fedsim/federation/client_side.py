@@ -1,7 +1,7 @@
 """The device's side of a task: calls of the strategy's code on the device.
 
-This code returns its computations when the device begins to work, and its answer when they are
-done.
+The strategy's code returns the device's computations when the device begins to work, and the
+device's answer when the computations are done.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -33,10 +33,16 @@ from fedsim.learning.spec import Trainer
 from fedsim.world.steps import Evaluate, Task, TaskStep, Train
 
 ModelOrResult = Ref | PreviousResult | None
-"""Start or anchor of a training; None for no anchor, or without a tested model."""
+"""Model from which a training starts, or anchor of its proximal term.
+
+None if there is no anchor, or if a start is the best tested model and no model was tested.
+"""
 
 ChangeOfStep = Callable[[Task, TaskStep], TaskStep]
-"""Function that returns a computation of a task as the device really does it."""
+"""Function that receives a task and one of its computations, and returns the changed computation.
+
+The device does the changed computation.
+"""
 
 
 @dataclass(slots=True)
@@ -124,8 +130,8 @@ class ClientSide:
         self._trainer = trainer
         self._batching = trainer.batching  # how trainings divide the samples into batches
         self._local = local  # each device's own settings of training
-        self._fewer_layers = fewer_layers  # for devices with too little memory
-        self.attack = attack  # on the answers of the devices ``malicious``
+        self._fewer_layers = fewer_layers  # limits trainings of devices with too little memory
+        self.attack = attack  # changes the answers of the devices ``malicious``
         self.malicious = frozenset(malicious)
         self._step_changes = self._build_step_changes()  # applied to each step of ``Client.work``
 
@@ -148,8 +154,8 @@ class ClientSide:
     def begin_real_function(self, device: int, context: TaskContext) -> None:
         """Start the Python function that ``Client.real`` returns for a device's task, if any.
 
-        The function runs in real time on an executor. Simulated time stands still until its result
-        is there. Nothing happens if the function has been started before.
+        The function runs on an executor, and takes no simulated time. Nothing happens if the
+        function has been started before.
 
         Args:
             device: ID of the device.
@@ -233,8 +239,8 @@ class ClientSide:
         Its models are names (``Ref``) of models that are computed when their weights are needed.
         """
         results = _Results()
-        finished_epochs = iter(task.trained)  # of each training in the task, in order
-        models_ahead = iter(context.ahead)  # of each training, if they were computed in advance
+        finished_epochs = iter(task.trained)  # count for each training in the task, in order
+        models_ahead = iter(context.ahead)  # models of the trainings that were computed in advance
         for step in task.steps:
             if isinstance(step, Evaluate):
                 batch = None if step.samples is None else (step.samples, task.count)
@@ -246,7 +252,7 @@ class ClientSide:
                 model_ahead = next(models_ahead, None)
                 was_cut_off = epochs != step.training.epochs
                 if was_cut_off:
-                    model_ahead = None  # computed for the whole training, which was cut off
+                    model_ahead = None  # this model is of the whole training, which was cut off
                 if epochs:
                     self._add_training(task, step.training, epochs, model_ahead, results)
                 else:
@@ -282,8 +288,8 @@ class ClientSide:
                 cut off; None: the result gets a name now, and is computed when it is needed.
             results: the results so far, which are changed.
         """
-        # the start and the anchor may be results of the task's earlier steps; ``training`` gets
-        # the models, and the amount that was really trained
+        # The start and the anchor may be results of the task's earlier steps. In ``training`` they
+        # are replaced by models, and the amount by the amount that was really trained.
         earlier = results.of_trainings
         start = self._start_of(training, results)
         proximal = training.proximal
@@ -327,7 +333,7 @@ class ClientSide:
             version: version of the device's data, 0 before the first shift.
         """
         self._check_start(task, training.start)
-        # the result of which this training continues the trainer's state, such as Adam's moments
+        # the model with the trainer's state (such as Adam's moments) that this training continues
         before: Ref | None = None
         if self._trainer.state == "kept":  # each device keeps its own state
             before = self.devices.of(task.device).state.get(f"trainer/{number}")
@@ -364,9 +370,10 @@ class ClientSide:
         )
 
     def _train_ahead(self, task: Task, step: TaskStep) -> TaskStep:
-        """Compute a training at once, and return its step shortened to the batches that it really took.
+        """Compute a training now, and return its step shortened to the batches that it took.
 
-        A trainer that may stop early needs this, as the simulated duration follows from the batches.
+        Needed for a trainer that may stop early, as the simulated duration depends on the count of
+        batches.
 
         Args:
             task: the task of the device that trains.
@@ -423,7 +430,7 @@ class ClientSide:
 
         Args:
             task: the task, with outcome ``done``.
-            context: its context.
+            context: state of the task, such as the answer.
 
         Returns:
             The contents of the answer by name; empty if the device sends no answer.

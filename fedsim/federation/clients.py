@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # memory for each device while all devices are examined, as in a selection (bytes)
 _BYTES_PER_DEVICE = 200
 _DEVICE = device_of(attrgetter("count"))
-# least count of devices whose availability is checked at once: 1 takes about as long as 16
+# least count of devices whose availability is checked together: 1 takes about as long as 16
 _LEAST_CHECKED = 16
 
 
@@ -57,7 +57,7 @@ class Clients:
       (``idle``, ``idle_devices``).
 
     A strategy asks idle devices. ``Server.ask`` refuses a device with a running task, and the task
-    of a device that is not reachable is lost at once.
+    of a device that is not reachable is lost immediately.
 
     ``exists``, ``joined``, ``idle``, ``await_return`` and ``look_for_shift`` take the ID of one
     device; ``reachable``, ``idle_devices`` and ``sample`` return lists of IDs.
@@ -171,7 +171,7 @@ class Clients:
         drawn: list[int] = []
         while shuffle.remaining and len(drawn) < count:
             missing = count - len(drawn)
-            # a few at least, as some are not idle
+            # at least ``_LEAST_CHECKED`` candidates, as some may not be idle
             candidates = shuffle.draw(max(missing, _LEAST_CHECKED))
             if among is not None:  # then the drawn numbers are indices in ``among``
                 candidates = [among[index] for index in candidates]
@@ -267,8 +267,9 @@ class Clients:
             device: ID of a device.
         """
         devices = self._dispatch.devices
-        present_version = devices.population.version.item(device)  # of the device's data
-        last_version = devices.used_versions.get(device, 0)  # in the device's last task
+        # versions of the device's data: now, and in the device's last task
+        present_version = devices.population.version.item(device)
+        last_version = devices.used_versions.get(device, 0)
         if present_version == last_version:
             return
         notices = self._dispatch.notices

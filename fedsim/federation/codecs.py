@@ -20,7 +20,7 @@ from fedsim.learning import Ref
 from fedsim.learning.functions import Function
 
 Packed = bytes
-"""Bytes of a packed model; ``Codec.bytes`` is a method, which hides the type in its class."""
+"""Alias of the type ``bytes`` for a packed model; within ``Codec``, ``bytes`` is a method."""
 
 _HERE = "fedsim.federation.codecs"
 _TOOLS = "fedsim.toolbox.codecs"
@@ -54,10 +54,10 @@ _BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class Arithmetic(Protocol):
-    """Interface for arithmetic with models that is carried out later, for codecs and attacks.
+    """Interface of deferred arithmetic with models, for codecs and attacks.
 
-    Each call returns at once the name (``Ref``) of a model, whose weights are computed when they
-    are needed.
+    Each call returns the name (``Ref``) of a model immediately. The weights of the model are
+    computed when they are needed.
     """
 
     def mix(
@@ -218,7 +218,7 @@ class Codec(Spec):
 
     @property
     def is_lossless(self) -> bool:
-        """Whether each model arrives as it was sent, so that nothing is computed for its transfer."""
+        """Whether each model arrives unchanged. No decoded model is then computed."""
         return False
 
     @property
@@ -329,10 +329,10 @@ class Codec(Spec):
         return CodedParts(exact=value, sent=coded.received)
 
     def pack(self, sent: NDArray[np.float32], exact: NDArray[np.float32]) -> Packed:
-        """Write a decoded array as the payload of a message, of ``bytes(d)`` bytes.
+        """Return the payload that the receiver decodes to a given array; it has ``bytes(d)`` bytes.
 
         Args:
-            sent: the decoded array, float32 [d].
+            sent: the array that the receiver decodes, float32 [d].
             exact: the array before encoding, float32 [d]. Some codecs write norms of it, which
                 cannot be computed from ``sent``.
 
@@ -342,7 +342,7 @@ class Codec(Spec):
         raise NotImplementedError
 
     def unpack(self, payload: Packed, parameters: int) -> NDArray[np.float32]:
-        """Read the payload of ``pack``.
+        """Decode a payload that ``pack`` has returned.
 
         Args:
             payload: the payload.

@@ -115,7 +115,7 @@ class Partial:
 
     def __post_init__(self) -> None:
         places = plain(self.places)
-        # other values are refused when the message is sent, by the name of the content
+        # wrong values are refused when the message is sent, as the error can name the content then
         if isinstance(places, list) and all(map(is_range, places)):
             object.__setattr__(self, "places", tuple(map(tuple, places)))
 
@@ -150,7 +150,7 @@ def payloads(contents: Contents, sizes: EncodedSizes) -> tuple[Payload, ...]:
         sizes: encoded sizes of models.
 
     Raises:
-        SimulationError: a content that cannot be sent.
+        SimulationError: a content has a type or a size that cannot be sent.
     """
     parts = []
     for name, value in contents.items():
@@ -198,18 +198,18 @@ def _bytes(name: str, value: Any, sizes: EncodedSizes) -> float:
     )
 
 
-_MOST_BYTES = 1e18  # readers of a run folder take more for damage
+_MOST_BYTES = 1e18  # readers of a run folder report a larger size as damage
 SIZE_IN_WORDS = f"a number from 0 to {_MOST_BYTES:g}"
-"""Sizes of contents of a message (bytes), in words."""
+"""Allowed sizes of a content of a message (bytes), in words."""
 
 
 def is_size(value: object) -> bool:
-    """Return whether a value is a size of a content (bytes): a number of 0 or more."""
+    """Return whether a value is an allowed size of a content: a number of bytes from 0 to 1e18."""
     return is_number(value) and 0 <= cast(float, value) <= _MOST_BYTES
 
 
 def _is_count(value: object) -> bool:
-    """Return whether a value is a count of numbers whose bytes are a size of a content."""
+    """Return whether a value is a count of numbers (4 bytes each) that one content may have."""
     # a product of ints, as an int may be too large for a float
     return is_whole(value) and is_size(int(_NUMBER_BYTES) * cast(int, value))
 
@@ -284,7 +284,7 @@ def missing_content(message: object, contents: Contents, name: object) -> Simula
 
     Args:
         message: the message, such as a ``TaskEnd`` or an ``Instruction``.
-        contents: its contents by name.
+        contents: the message's contents by name.
         name: the name that was looked up.
     """
     owner = type(message).__name__

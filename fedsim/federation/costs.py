@@ -74,8 +74,8 @@ def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:
     Args:
         what: name of the operation, such as ``mix`` or ``k-means`` (``Server.compute``).
         n: count of models, or of other arrays.
-        d: count of numbers in each; not used by ``linkage``, ``medoids`` and ``absolute
-            differences``.
+        d: count of numbers in each model or array; not used by ``linkage``, ``medoids`` and
+            ``absolute differences``.
         m: with ``distances``, the count of arrays from which distances are computed; with
             ``k-means`` and ``medoids``, the count of groups; not used by other operations.
     """

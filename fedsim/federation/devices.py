@@ -1,4 +1,4 @@
-"""Devices as a strategy's code on them sees them: labels and sizes of their data, and their state.
+"""API of a strategy's code on devices: labels and sizes of a device's data, and its state.
 
 The server sees neither data nor state.
 """
@@ -48,7 +48,7 @@ def linear_combination(
     ``Learner.mix`` leaves out models that are not finite; this function leaves out none.
 
     Args:
-        learner: names and computes models.
+        learner: creates references to models (``Ref``), and computes models.
         parts: pairs of a model and its coefficient.
         otherwise: the model that replaces the sum if a model is not finite; None: the sum, which
             is then not finite either.
@@ -155,7 +155,7 @@ class Device:
 
     @property
     def link(self) -> str | None:
-        """Name of the link's energy preset, such as ``smartphone-4g``; None if it has none."""
+        """Name of the preset of the link's energy use, such as ``smartphone-4g``, or None."""
         return self._devices.link_of(self.number)
 
     @property
@@ -188,7 +188,7 @@ class Device:
         Args:
             count: index of the initialisation, from 0; each index has other weights.
         """
-        initial_models = self._devices.initial  # by index
+        initial_models = self._devices.initial  # index of the initialisation -> model
         if count not in initial_models:
             initial_models[count] = self._devices.learner.initial(count)
         return initial_models[count]
@@ -306,7 +306,8 @@ class DevicesState(TypedDict):
         initial: index of an initialisation (``Device.initial``) -> the model.
         residuals: device -> name of a content -> residual, the part of the last message that its
             encoding has left out.
-        with_base: IDs of the devices that have received the model's frozen tensors, ascending.
+        with_base: IDs of the devices that have received the model's frozen tensors, which no
+            training changes; ascending.
         zero: the model whose weights are all 0; missing if it was never used.
     """
 
@@ -323,7 +324,7 @@ class Devices:
 
     Args:
         population: the devices.
-        learner: names and computes models.
+        learner: creates references to models (``Ref``), and computes models.
         label_counts: function of a device and a version of its data (None: the present version)
             that returns the count of training samples by class, int64 [classes].
         sizes: sizes of encoded models.
@@ -342,7 +343,8 @@ class Devices:
         initial: index of an initialisation (``Device.initial``) -> the model.
         residuals: device -> name of a content -> residual, the part of the last message that its
             encoding has left out.
-        with_base: IDs of the devices that have received the model's frozen tensors.
+        with_base: IDs of the devices that have received the model's frozen tensors, which no
+            training changes.
         of: function of an ID that returns the ``Device``.
     """
 
@@ -362,9 +364,9 @@ class Devices:
         self.model_s: Callable[[int, Direction], float]
         self.batteries: Batteries | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
-        self.states: dict[int, dict[str, Any]] = {}  # device -> what its own code stores
-        self.used_versions: dict[int, int] = {}  # device -> version of its data used last
-        self.initial: dict[int, Ref] = {}  # index of the draw -> initial model
+        self.states: dict[int, dict[str, Any]] = {}  # device -> its ``Device.state``
+        self.used_versions: dict[int, int] = {}  # device -> version of the data that it used last
+        self.initial: dict[int, Ref] = {}  # index of the initialisation -> model
         # device -> name of a content -> what encoding has left out of the last message
         self.residuals: dict[int, dict[str, Ref]] = {}
         self.with_base: set[int] = set()  # devices that have received the frozen tensors
@@ -388,7 +390,7 @@ class Devices:
             "residuals": self.residuals,
             "with_base": sorted(self.with_base),
         }
-        if "zero" in vars(self):  # a cached property, which is here once it was read
+        if "zero" in vars(self):  # the cached property ``zero`` has been read
             state["zero"] = self.zero
         return state
 

@@ -19,7 +19,7 @@ class CodedContents(NamedTuple):
         arriving: the decoded contents by name.
         residuals: name of a content -> residual of the codec, the part that encoding has left out.
             The sender stores it if the message arrives; a device does so in
-            ``ClientSide.on_answer_arrived``. A content of several models has none.
+            ``ClientSide.on_answer_arrived``. A content of several models has no residual.
     """
 
     arriving: Contents
@@ -39,7 +39,7 @@ class DirectionCodec:
     Args:
         codec: the codec that the scenario names for the direction, ``messages.down`` or
             ``messages.up``.
-        learner: names and computes the decoded models.
+        learner: creates references to the decoded models, and computes them.
 
     Attributes:
         model_bytes: size of an encoded model (bytes).
@@ -61,7 +61,7 @@ class DirectionCodec:
     def coding_steps(
         self, contents: Contents, name: Literal["encode", "decode"]
     ) -> tuple[Code, ...]:
-        """Return the step of a device's task in which it encodes or decodes the models of a message.
+        """Return the step in which a device encodes or decodes the models of a message.
 
         Args:
             contents: the contents of the message by name.
@@ -116,7 +116,7 @@ class DirectionCodec:
     def _code_content(
         self, value: object, bases: Mapping[Ref, Ref], residual: Ref | None, *, is_added_up: bool
     ) -> _CodedContent:
-        """Encode and decode a content; one without a model is unchanged.
+        """Encode and decode a content; a content without a model is returned unchanged.
 
         Args:
             value: the content.
@@ -157,7 +157,7 @@ class DirectionCodec:
             The whole model that the receiver completes from the decoded tensors, and the residual
             of the tensors.
         """
-        places = value.places  # of the tensors in the flat model
+        places = value.places  # ranges of the tensors in the array of all parameters
         size = value.count
         apply = self._learner.apply
         # ``spliced`` puts the tensors into ``value.rest``, ``taken`` takes them out of a model

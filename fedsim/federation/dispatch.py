@@ -60,15 +60,15 @@ class DispatchState(TypedDict):
 
 
 class Dispatch:
-    """Begins and ends tasks for a strategy's code on the server, and notifies it of their ends.
+    """Begins and ends tasks for a strategy's server code, and notifies the code when tasks end.
 
-    It also has the objects by which this code sets timers, receives notices about devices, and
-    sends messages to edge servers and from device to device.
+    It also has the objects by which the server code sets timers, receives notices about devices,
+    and sends messages to edge servers and from device to device.
 
     Args:
         simulation: the clock.
         population: the devices.
-        learner: names and computes models.
+        learner: creates references to models (``Ref``), and computes models.
         streams: random streams of the run's seed.
         server: ``[server]`` of the scenario.
         envelopes: builds the messages of tasks.
@@ -77,7 +77,7 @@ class Dispatch:
     Attributes:
         computations: the server's computations.
         timers: the strategy's timers.
-        updates: the received updates that no record ``aggregate`` has listed.
+        updates: the received updates whose aggregation is not recorded.
         lost_tasks: the lost tasks that the server has not noticed yet.
         notices: notices about single devices.
         edge_channel: messages to and from edge servers.
@@ -86,8 +86,8 @@ class Dispatch:
         tasks: the tasks on the devices.
         messages: the messages outside of tasks.
         strategy: the strategy's code on the server.
-        begin_round: called with the index of each round; None if data do not change by round. Set by
-            ``Run``.
+        begin_round: function that is called with the index of each round, to change the data of
+            devices; None if data do not change by round. Set by ``Run``.
     """
 
     # these attributes exist after ``connect``, which ``Run`` calls when the strategy is built
@@ -121,8 +121,8 @@ class Dispatch:
         self.timers = Timers(
             simulation, self.computations, lambda name: self.strategy.on_timer(name)
         )
-        self.updates = UnrecordedUpdates()  # received, and in no record of an aggregation so far
-        # called with the index of each round; None if data do not change by round
+        self.updates = UnrecordedUpdates()  # received updates whose aggregation is not recorded
+        # function that is called with the index of each round; None if no data change by round
         self.begin_round: Callable[[int], None] | None = None
         self._patience = server.patience  # time until the server notices a lost task (s)
 
@@ -188,7 +188,8 @@ class Dispatch:
             job: name of what the device is asked to do, such as ``train``.
             round_number: the round for which the device works, from 0; None for no round.
             group: the group for which the device works, in the records; None for no group.
-            continues: whether the task continues the device's last task, so that both count as one.
+            continues: whether the task continues the device's previous task, so that both count as
+                one task.
             at_edge: whether the device's edge server sends the request and receives the answer.
         """
         request = self.envelopes.request(device, contents, job, round_number)
@@ -216,13 +217,13 @@ class Dispatch:
         """End a running task before it is done; ``Server.end`` calls this method.
 
         If the task was lost and the server has not noticed the loss yet, the strategy is notified
-        of the loss at once. There is no effect on any other task that has ended.
+        of the loss immediately. There is no effect on any other task that has ended.
 
         Args:
             task: ID of the task.
             cause: the outcome that a running task gets, such as ``late``.
         """
-        if task in self.lost_tasks.unnoticed:  # lost, without the server's knowledge
+        if task in self.lost_tasks.unnoticed:  # the task is lost, and the server does not know it
             self.lost_tasks.notice(task)
         else:
             self.tasks.end(task, cause)
@@ -237,7 +238,7 @@ class Dispatch:
         instruction = context.instruction
         outcome = task.outcome or "done"
         visible_outcome = VISIBLE[outcome]  # the server does not learn why a device was lost
-        contents: Contents = {}  # of the answer
+        contents: Contents = {}  # contents of the answer
         if outcome == "done":
             contents = self.client_side.on_answer_arrived(task, context)
             if task.round is not None:  # the round's record ``aggregate`` must list the update
@@ -260,13 +261,13 @@ class Dispatch:
             self.simulation.post(partial(self.strategy.on_task_end, end))
 
     def on_edge_lost(self, edge: int) -> None:
-        """Discard the state of a lost edge server, and notify the strategy of the loss."""
+        """Discard the state of a lost edge server, such as residuals; notify the strategy."""
         self.edge_channel.on_lost(edge)
 
     def on_switched_on(self, device: int) -> None:
         """Notify the strategy about a device that is switched on again.
 
-        The strategy is notified of the device's lost tasks (``Strategy.on_task_end``) at once.
+        The strategy is notified of the device's lost tasks (``Strategy.on_task_end``) immediately.
         Notices that were postponed while the device was switched off follow as soon as the device
         can be reached:
 

@@ -25,7 +25,8 @@ class EdgeMessage(NamedTuple):
         edge: ID of the edge server.
         direction: ``down`` to the edge server, ``up`` from it.
         coded: the contents as the receiver will decode them, and the residuals: the compression
-            errors that an edge server stores if its message arrives, to add them to its next one.
+            errors. If the message of an edge server arrives, the edge server stores the residuals
+            and adds them to its next message.
     """
 
     edge: int
@@ -36,8 +37,8 @@ class EdgeMessage(NamedTuple):
 class EdgeChannelState(TypedDict):
     """State of ``EdgeChannel`` in a checkpoint, from which a resumed run restores it.
 
-    It has the residuals of codecs, the edge servers with frozen tensors, and the messages that
-    have not ended; see the attributes of ``EdgeChannel``.
+    It has the residuals (compression errors) of codecs, the edge servers that have the model's
+    frozen tensors, and the messages that have not ended; see the attributes of ``EdgeChannel``.
     """
 
     residuals: dict[int, dict[str, Ref]]
@@ -57,7 +58,8 @@ class EdgeChannel:
     Attributes:
         residuals: edge server -> name of a content -> residual, the compression error of the last
             message that arrived from the edge server.
-        with_base: edge servers that have received the model's frozen tensors.
+        with_base: edge servers that have received the model's frozen tensors, which no training
+            changes.
         in_transit: ID of a message that has not ended yet -> the message.
     """
 
@@ -75,7 +77,7 @@ class EdgeChannel:
         # edge server -> name of a content -> what encoding has left out of its last message
         self.residuals: dict[int, dict[str, Ref]] = {}
         self.with_base: set[int] = set()  # edge servers that have received the frozen tensors
-        self.in_transit: dict[int, EdgeMessage] = {}  # by the ID of the message
+        self.in_transit: dict[int, EdgeMessage] = {}  # ID of a message -> the message
 
     def carry(
         self,
@@ -97,7 +99,7 @@ class EdgeChannel:
             start: the model, known to both sides, from which the models in ``contents`` were
                 trained; None if there is no such model.
         """
-        # whether the receiver has the model's frozen tensors, as the server always has
+        # whether the receiver has the model's frozen tensors; the server always has them
         has_base = direction == "up" or edge in self.with_base
         parts = self._envelopes.parts(contents, direction, has_base=has_base)
         message = self._messages.carry(edge, direction, parts, round_number, self._on_end)
@@ -129,7 +131,7 @@ class EdgeChannel:
         self._simulation.post(partial(self._strategy.on_carried, carried))
 
     def on_lost(self, edge: int) -> None:
-        """Discard the state of a lost edge server, and notify the strategy of the loss."""
+        """Discard the state of a lost edge server, such as residuals; notify the strategy."""
         self.residuals.pop(edge, None)
         self.with_base.discard(edge)
         self._simulation.post(partial(self._strategy.on_edge_lost, edge))

@@ -31,10 +31,13 @@ class Request(NamedTuple):
 
 
 class Envelopes:
-    """Builder of requests and answers: it encodes contents, and adds up the bytes of messages.
+    """Builder of the messages of tasks: requests of the server, and answers of devices.
+
+    It encodes the contents, and determines the bytes of each message.
 
     Args:
-        learner: gives the sizes of frozen tensors and of optimiser states.
+        learner: gives the sizes of frozen tensors, which no training changes, and of optimiser
+            states.
         down: codec of the messages to devices.
         up: codec of the messages from devices.
         devices: holds the residuals of codecs, and which devices have the frozen tensors.
@@ -64,8 +67,8 @@ class Envelopes:
     ) -> tuple[Payload, ...]:
         """Return name and bytes of each part of a message that costs bytes.
 
-        The model's frozen tensors are a part of their own, sent with a model to a receiver without
-        them.
+        A message with a model has the model's frozen tensors as a further part if the receiver
+        lacks them.
 
         Args:
             contents: the contents by name.
@@ -73,7 +76,7 @@ class Envelopes:
             has_base: whether the receiver has the model's frozen tensors already.
 
         Raises:
-            SimulationError: contents that cannot be sent.
+            SimulationError: a content has a type or a size that cannot be sent.
         """
         parts = payloads(contents, self.codec_of(direction))
         if self._lacks_base(contents, has_base=has_base):
@@ -96,28 +99,28 @@ class Envelopes:
             contents: the contents by name, as the strategy's server code has passed them to
                 ``Server.ask``.
             job: name of what the device is asked to do, such as ``train``.
-            round_number: the round for which the device works; None for none.
+            round_number: the round for which the device works; None for no round.
 
         Returns:
             The steps of the task in which the device downloads and decodes the request, and the
             task's context.
 
         Raises:
-            SimulationError: contents that cannot be sent.
+            SimulationError: a content has a type or a size that cannot be sent.
         """
         parts = payloads(contents, self.down)
         brings_base = self._lacks_base(contents, has_base=device in self._devices.with_base)
-        if brings_base:  # the frozen tensors, which the device does not have yet
+        if brings_base:  # the device does not have the frozen tensors yet
             parts = (Payload(BASE, self._learner.base_bytes), *parts)
         # the trainer's state is sent with the model that it belongs to, for a training
         if self._learner.state_bytes and job == "train" and contents["model"].state is not None:
             parts = (*parts, Payload(STATE, self._learner.state_bytes))
         steps: tuple[TaskStep, ...] = ()
-        if parts:  # a request without bytes arrives at once
+        if parts:  # a request without bytes arrives immediately
             steps = (Download(parts),)
             if self.down.model_s:
                 steps += self.down.coding_steps(contents, "decode")
-        # downloads encode the models themselves, without bases and residuals
+        # a model to a device is encoded whole, without a base model and a residual
         coded = self.down.encode_and_decode(contents, {}, {})
         instruction = Instruction(job, received(coded.arriving), round_number)
         return Request(steps, TaskContext(instruction, brings_base=brings_base))
@@ -133,10 +136,10 @@ class Envelopes:
             device: ID of the device.
             contents: the contents by name, as ``Client.reply`` has returned them.
             result: the result of the device's computations.
-            context: context of the task, whose ``answer`` is set.
+            context: context of the task; its attribute ``answer`` is set.
 
         Raises:
-            SimulationError: contents that cannot be sent.
+            SimulationError: a content has a type or a size that cannot be sent.
         """
         parts = payloads(contents, self.up)
         encoding = self.up.coding_steps(contents, "encode") if self.up.model_s else ()

@@ -73,7 +73,8 @@ class Evaluator:
         learner: computes and tests models.
         ending: determines the last round, after which models are always tested.
         spec: ``[evaluation]`` of the scenario.
-        world: the present devices and their data.
+        world: functions that return the present devices, their true groups (sets of devices with
+            alike data) and the versions of their data.
         metrics: metrics of tests, in addition to accuracy and loss.
         local: local trainings of the devices, for fine-tuning; None if all devices train alike.
         unseen: IDs of the devices that never train, which are the last IDs of all devices.
@@ -174,8 +175,9 @@ class Evaluator:
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(round_number):
-            # This is done before the test, because the test computes the updates. The model after
-            # the first epoch is available only while its update is not computed yet.
+            # The trained models are determined before the test, because the test computes the
+            # updates. The model after the first epoch of an update is available only while the
+            # update is not computed yet.
             trained = self._trained_models(updates)
             tested = await self._test_models(models, self._accuracy_over(strategy.score))
             if tested is None:  # a run without learning
@@ -307,7 +309,7 @@ class Evaluator:
     async def _changes(
         self, pairs: Sequence[tuple[Ref, Ref]]
     ) -> AsyncIterator[NDArray[np.float64]]:
-        """Yield update - start of each pair, float64 [d].
+        """Yield the difference of update and start for each pair, float64 [d].
 
         Only one difference is in memory at a time.
         """
@@ -334,7 +336,8 @@ class Evaluator:
     def _accuracy_over(self, strategy_default: AccuracyOver) -> AccuracyOver:
         """Return the definition of accuracy by ``evaluation.score``, by default the strategy's.
 
-        ``historical`` is ``pooled`` over other devices, which ``_test_models`` assigns.
+        The definition for ``historical`` is ``pooled``; only the tested devices differ
+        (``_test_models``).
 
         Args:
             strategy_default: definition by the strategy (``Strategy.score``).
@@ -416,7 +419,7 @@ class Evaluator:
         for model in finite:
             mean += await self._learner.value(model)
         mean /= len(finite)
-        squared_distances = []  # from the mean
+        squared_distances = []  # squared distance of each model from the mean
         for model in finite:
             difference = await self._learner.value(model) - mean
             squared_distances.append(np.square(difference).sum())
@@ -464,8 +467,8 @@ class Evaluator:
     ) -> float | None:
         """Return the accuracy after each device has trained its model further on its own data.
 
-        A device's model is the strategy's model that serves it, and ``evaluation.fine_tune_epochs``
-        the count of epochs.
+        Each device starts from the strategy's model that serves the device, and trains for
+        ``evaluation.fine_tune_epochs`` epochs.
 
         Args:
             models: the strategy's models.

@@ -11,7 +11,7 @@ from fedsim.world.steps import Task, TaskStep, Train
 
 
 class FewerLayers:
-    """Rule by which devices with little memory train only the last layers that fit.
+    """Rule by which a device trains only the last layers of the model for which it has memory.
 
     Used with ``population.short_of_memory = "fewer-layers"``.
 
@@ -23,14 +23,14 @@ class FewerLayers:
 
     def __init__(self, population: Population, tensors: Callable[[], Sequence[Tensor]]) -> None:
         self._population = population
-        # The rooflines are stored here, because a deployment that simulates no times later sets
-        # ``population.rooflines`` to None.
+        # The rooflines (speed and memory of devices) are stored here, because a deployment that
+        # simulates no times later sets ``population.rooflines`` to None.
         self._rooflines = population.rooflines
         self._tensors = tensors
         self._frozen = cache(self._find_frozen)
 
     def limit_step(self, task: Task, step: TaskStep) -> TaskStep:
-        """Return a step of a task, limited to the layers for which its device has memory.
+        """Return a step of a task, limited to the layers for which the task's device has memory.
 
         Args:
             task: the task.
@@ -41,7 +41,7 @@ class FewerLayers:
         return replace(step, training=self.limit(task.device, step.training))
 
     def limit(self, device: int, training: Training) -> Training:
-        """Return a training of the last layers for which its device has memory.
+        """Return a training that is limited to the last layers for which the device has memory.
 
         Earlier layers stay fixed. The training is returned unchanged if the memory suffices for all
         layers, or not even for the last one.
@@ -54,7 +54,7 @@ class FewerLayers:
         if training.part is not None:
             samples = training.part.samples
         fitted = self._population.fit(device, training, samples, self._rooflines)
-        if fitted.layers is None:  # no limit to some of the layers
+        if fitted.layers is None:  # there is memory for all layers, or not even for the last one
             return training
         frozen = self._frozen(fitted.layers)  # ranges of the parameters of all earlier layers
         return replace(fitted, held=union(training.held, frozen))

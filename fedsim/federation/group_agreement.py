@@ -15,9 +15,10 @@ Grouping = Sequence[int] | NDArray[np.int64]
 def measure_agreement(groups: Grouping, truth: Grouping) -> dict[str, float]:
     """Compute how well a grouping of devices agrees with the true grouping, by three measures.
 
-    The measures are purity, adjusted Rand index and normalised mutual information; each is 1 if the
-    groupings are equal except for the numbering of groups. Purity is the share of devices whose
-    true group is the most frequent one in their group. Devices without a group are left out.
+    A true group is a set of devices whose data are alike. The measures are purity, adjusted Rand
+    index and normalised mutual information; each is 1 if the groupings are equal except for the
+    numbering of groups. Purity is the share of devices whose true group is the most frequent one in
+    their group. Devices without a group are left out.
 
     Args:
         groups: the group index of each device, ints [n]; -1 for a device without a group. At least
@@ -35,7 +36,8 @@ def measure_agreement(groups: Grouping, truth: Grouping) -> dict[str, float]:
     true_labels = np.asarray(truth)[has_group]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # sklearn warns if every group has one device
-        table = contingency_matrix(labels, true_labels)  # [groups, true groups]
+        # count of devices in each pair of groups, [groups, true groups]
+        table = contingency_matrix(labels, true_labels)
         ari = float(adjusted_rand_score(true_labels, labels))
     return {
         "purity": int(table.max(axis=1).sum()) / len(true_labels),

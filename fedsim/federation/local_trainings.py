@@ -9,7 +9,7 @@ from fedsim.learning.spec import Trainer
 from fedsim.world.own_training import OwnTraining
 from fedsim.world.steps import Task, TaskStep, Train
 
-_MAX_CACHED = 4_096  # most learning rates in the cache; others are built again when needed
+_MAX_CACHED = 4_096  # size of the cache of learning rates; others are built again when needed
 
 
 class LocalTrainings:
@@ -37,18 +37,19 @@ class LocalTrainings:
         return self._rate_in(float(self.settings.lr[device]))
 
     def adapt(self, device: int, training: Training, round_number: int) -> Training:
-        """Return a training with the learning rate and batch size of its device.
+        """Return a training with the learning rate and batch size of a device.
 
         Args:
-            device: ID of the device.
-            training: the training. A learning rate or batch size that it has is unchanged.
+            device: ID of the device, which does the training.
+            training: the training. If it has a learning rate or a batch size, this value is kept.
             round_number: the round, from 0, by which the rate decays.
         """
         if self.settings is None:  # no device has settings of its own
             return training
         training = self.settings.with_batch(device, training)
         lr_in = self.lr_in(device)
-        if lr_in is None or training.lr is not None:  # no rate of the device's own, or not needed
+        # the device has no rate of its own, or the training already has a rate
+        if lr_in is None or training.lr is not None:
             return training
         return replace(training, lr=lr_in(round_number))
 
@@ -66,7 +67,9 @@ class LocalTrainings:
         return self.settings.epochs.item(device)
 
     def adapt_step(self, task: Task, step: TaskStep) -> TaskStep:
-        """Return a training with the learning rate, batch size and SGD steps of its device.
+        """Return a step of a task, which gets the settings of the device if it is a training.
+
+        The settings are learning rate, batch size and count of SGD steps.
 
         If the device has a count of SGD steps, a training of a single epoch in mini-batches becomes
         a training of this count of steps. A training of several epochs, or with all samples in a

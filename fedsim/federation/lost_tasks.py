@@ -14,7 +14,7 @@ class LostTasks:
     """Lost tasks of which the strategy is notified later, when the server notices the loss.
 
     The server notices the loss after ``server.patience``, or earlier if the device is back. With the
-    usual patience of 0 the strategy is notified at once, and nothing is stored here.
+    default patience of 0 the strategy is notified immediately, and nothing is stored here.
 
     Args:
         simulation: the clock.

@@ -1,6 +1,6 @@
 """``[malicious]``: devices that attack by false labels or updates.
 
-Neither half of a strategy notices the attack.
+The strategy's code does not notice the attack, neither on the server nor on devices.
 """
 
 from typing import Annotated, Any, Self
@@ -38,8 +38,8 @@ class MaliciousSpec(Spec):
     Attributes:
         attack: the attack: a kind, or a table with a ``kind``.
         share: share (0..1) of all devices that attack, including devices that join later. The first
-            devices of a random order attack, so that with a larger share the same devices and
-            others attack.
+            devices of a random order attack, so that a larger share adds devices to the
+            devices of a smaller share.
         devices: IDs of the devices that attack, in place of a ``share``.
     """
 

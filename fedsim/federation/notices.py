@@ -64,17 +64,18 @@ class Notices:
             simulation.env.declare_alarm(kind.value, partial(self.notify_at, kind))
 
     def notify(self, kind: NoticeKind, device: int) -> None:
-        """Notify the strategy now, or as soon as the device is switched on and can be reached.
+        """Notify the strategy about a device, now or as soon as the device can be reached.
 
-        ``Notices`` names the method of the strategy that is called for each kind. There is no call
-        if the device can never be reached again.
+        A device that is switched off cannot be reached. The strategy is not notified if the device
+        can never be reached again.
 
         Args:
-            kind: kind of the notice.
+            kind: the event, and so the method that is called: ``Strategy.on_return``,
+                ``on_arrival`` or ``on_shift``.
             device: ID of the device.
         """
         now = self._simulation.now
-        self._scheduled.discard((kind, device))  # its alarm, if any, has rung
+        self._scheduled.discard((kind, device))  # the alarm of the notice, if any, has rung
         if device in self._tasks.switched_off:  # ``on_switched_on`` will notify the strategy
             self.postponed.append((kind, device))
             return
@@ -85,7 +86,7 @@ class Notices:
             self.notify_at(kind, device, when)
 
     def notify_at(self, kind: NoticeKind, device: int, when: float) -> None:
-        """Notify the strategy as ``notify`` does, at a later time.
+        """Notify the strategy about a device at a later time, or as soon after as ``notify`` can.
 
         Args:
             kind: kind of the notice.
@@ -96,11 +97,13 @@ class Notices:
         self._simulation.wake((kind.value, device), when, partial(self.notify, kind, device))
 
     def notify_once(self, kind: NoticeKind, device: int) -> None:
-        """Notify as ``notify`` does, unless a notice of this kind about the device waits already.
+        """Notify the strategy as ``notify`` does, unless such a notice waits already.
+
+        A notice waits while its device cannot be reached.
 
         Args:
-            kind: kind of the notice.
-            device: ID of the device.
+            kind: kind of the notice, such as changed data.
+            device: ID of the device that the notice is about.
         """
         notice = (kind, device)
         if notice not in self._scheduled and notice not in self.postponed:

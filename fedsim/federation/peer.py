@@ -65,7 +65,10 @@ class Peer(Device):
 
     @property
     def reachable(self) -> bool:
-        """Whether the device can be reached now; its code is called only while it can be reached."""
+        """Whether the device can be reached now.
+
+        The device's code is called only while the device can be reached.
+        """
         return self._dispatch.tasks.reachable_until(self.number) > self.now
 
     @property
@@ -91,13 +94,13 @@ class Peer(Device):
 
     @takes(devices=_DEVICES, contents=CONTENTS, number=INDEX)
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
-        """Send contents to several devices at once.
+        """Send the same contents to several devices, in one message to each.
 
         Models among the contents are compressed by the codec that the key ``messages.up`` of the
         scenario names.
 
-        When a message has arrived, ``on_message`` is called at its receiver. If it is lost,
-        ``on_lost`` is called at sender and receiver.
+        When a message has arrived, ``on_message`` is called in the receiver's code. If a message is
+        lost, ``on_lost`` is called in the code of sender and receiver.
 
         Args:
             devices: IDs of the receivers.
@@ -146,12 +149,12 @@ class Peer(Device):
 
     @takes(purpose=TEXT, ids=STREAM_ID)
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator that depends on the run's seed and these arguments alone.
+        """Return a random generator that depends only on the run's seed and these arguments.
 
         Two devices that call it with the same arguments draw the same numbers.
 
         Args:
-            purpose: what the numbers are for; a word that names the generator.
-            ids: further numbers that name it, such as the round.
+            purpose: a word that names the generator, by the use of its random numbers.
+            ids: numbers that complete the name of the generator, such as the round.
         """
         return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)

@@ -25,7 +25,7 @@ class PeerChannel:
         strategy: the strategy's code on the server.
 
     Attributes:
-        in_transit: message that has not ended -> its decoded contents.
+        in_transit: ID of a message that has not ended -> decoded contents of the message.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class PeerChannel:
         self.codec = codec
         self._messages = messages
         self._strategy = strategy
-        self.in_transit: dict[int, Contents] = {}  # by the ID of the message
+        self.in_transit: dict[int, Contents] = {}  # ID of a message -> its decoded contents
 
     def send(
         self, sender: int, receivers: Sequence[int], contents: Contents, round_number: int
     ) -> None:
-        """Send the same contents from one device to several other devices at once.
+        """Send the same contents from one device to several others, in one message to each.
 
         Args:
             sender: ID of the sender.

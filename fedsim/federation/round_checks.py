@@ -26,7 +26,7 @@ _COUNTS = ("selected", "valid", "slow", "disconnected")
 BOOKED = ("round", "time", "bytes_down", "bytes_up", "bytes_peer", "joules", "grams", "cost")
 """Columns of ``rounds.parquet`` that fedsim fills, and no strategy."""
 
-# the owner of this rule is the count of devices
+# ``fits`` of this rule receives the count of devices in place of an object with a method
 _DEVICES = optional(devices_of(lambda count: cast(int, count)))
 
 
@@ -37,11 +37,12 @@ MODELS_IN_WORDS = (
 """Values that ``Strategy.models`` may return, in words."""
 
 
-_MOST_NAME_BYTES = 200  # file systems allow 255, of which an ending and a temporary name need some
+# file systems allow 255 bytes, some of which a file's ending and a temporary name need
+_MOST_NAME_BYTES = 200
 
 
 def is_file_name(name: object) -> bool:
-    """Return whether a value is a name for a file of models: without "/", and neither empty nor long."""
+    """Return whether a value can name a file of models: 1 to 200 bytes, without "/" and NUL."""
     if not isinstance(name, str) or not is_text(name) or not name:
         return False
     return "/" not in name and "\0" not in name and len(name.encode()) <= _MOST_NAME_BYTES
@@ -53,7 +54,7 @@ def _is_model_name(name: object) -> bool:
 
 
 def find_wrong_model(models: Mapping[str, object], devices: int, parameters: int) -> str:
-    """Return what is wrong with the first wrong entry of a strategy's models, or "".
+    """Describe the first wrong entry of a strategy's models; "" if all entries are right.
 
     Args:
         models: the models by name, each with the devices that it serves, as ``Strategy.models``
@@ -78,7 +79,7 @@ def find_wrong_model(models: Mapping[str, object], devices: int, parameters: int
 
 
 def check_updates(updates: Sequence[object], devices: int) -> None:
-    """Raise ``SimulationError`` if an entry of ``updates`` is no right ``Measured``.
+    """Raise ``SimulationError`` if an entry of ``updates`` is no ``Measured``, or has a wrong field.
 
     Args:
         updates: the argument ``updates`` of ``Server.finish_round``.
@@ -136,8 +137,8 @@ def check_figures(
         Figures and counts by name.
 
     Raises:
-        SimulationError: a name is of a column that fedsim fills, or is given twice, or a value is
-            wrong.
+        SimulationError: a name belongs to a column that fedsim fills, or is in both ``figures`` and
+            ``counts``, or a value is wrong.
     """
     if not figures and not counts:
         return {}
@@ -155,7 +156,7 @@ def check_figures(
             rule = INDEX
         elif name in figures or name == "epsilon":
             rule = _FIGURE
-        else:  # only in the record, and checked by ``check_fields``
+        else:  # the field is only in the record, and ``check_fields`` checks it
             fields[name] = value
             continue
         plain_value = plain(value)

@@ -1,7 +1,7 @@
 """API of the server for a strategy's server code.
 
-This code sees messages, and neither data, labels nor speeds of devices. Its handlers begin and end
-in one instant: they may await values, which takes real time, but no simulated time.
+The server code sees messages, and neither data, labels nor speeds of devices. A handler begins and
+ends at one simulated time: it may await values, which takes only real time.
 """
 # ruff: noqa: A002 - a round is called ``round``
 
@@ -76,7 +76,7 @@ class Server:
         self._simulation = dispatch.simulation
         self._timers = dispatch.timers
         self._computations = dispatch.computations
-        self._updates = dispatch.updates  # received, and in no record ``aggregate`` so far
+        self._updates = dispatch.updates  # received updates that no record ``aggregate`` lists
         self._evaluator = evaluator
         self._ending = ending
         self.setting = setting
@@ -131,7 +131,8 @@ class Server:
                 (agglomerative clustering), ``medoids`` (k-medoids) or ``absolute differences``
                 (MADC, the mean absolute differences of cosines, of each pair).
             n: count of models, or of other arrays.
-            d: count of numbers in each; not used by the last three.
+            d: count of numbers in each model or array; not used by ``linkage``, ``medoids`` and
+                ``absolute differences``.
             m: with ``distances``, the count of arrays from which distances are computed; with
                 ``k-means`` and ``medoids``, the count of groups; not used by other operations.
 
@@ -142,7 +143,7 @@ class Server:
 
     @takes(name=TEXT)
     def cancel_timer(self, name: str) -> None:
-        """Cancel a timer; no effect if there is none.
+        """Cancel a timer; no effect if no timer of this name is set.
 
         Args:
             name: name of the timer.
@@ -170,7 +171,7 @@ class Server:
         """Return whether fewer than ``least`` clients can be reached now, idle or busy.
 
         Args:
-            least: count of clients; None: none is needed, and no device is looked at.
+            least: count of clients that are needed; None if no client is needed.
         """
         return least is not None and len(self.clients.reachable()) < least
 
@@ -224,8 +225,9 @@ class Server:
             The ID of the task, ``TaskEnd.task``.
 
         Raises:
-            SimulationError: the device does not exist or is busy; ``continues`` is given and the
-                device's last task does not allow it; or contents cannot be sent.
+            SimulationError: the device does not exist or is busy; ``continues`` is set, and the
+                device's previous task was asked in another round or is not done; or a content has a
+                type or a size that cannot be sent.
 
         Example:
             A strategy that asks the next device when one has answered, in ``mine.py``:
@@ -298,11 +300,11 @@ class Server:
 
     @takes(purpose=TEXT, ids=STREAM_ID)
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator that depends on the run's seed and these arguments alone.
+        """Return a random generator that depends only on the run's seed and these arguments.
 
         Args:
-            purpose: what the numbers are for; a word that names the generator.
-            ids: further numbers that name it, such as the round and the device.
+            purpose: a word that names the generator, by the use of its random numbers.
+            ids: numbers that complete the name of the generator, such as the round and the device.
         """
         return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
 
@@ -317,7 +319,7 @@ class Server:
         record are ``round``, ``tasks`` (the tasks that sent the updates), ``weights`` (one for each
         task) and, if an update may be combined in a later round than its own, ``staleness`` (the
         difference of the rounds, for each task). A strategy need not add such records:
-        ``finish_round`` adds one for the updates that none has listed.
+        ``finish_round`` adds one for the updates that no record has listed.
 
         Args:
             kind: name of the kind of record.
@@ -389,9 +391,9 @@ class Server:
     ) -> bool:
         """Record the end of a round with its measures, and end the run at a stop condition.
 
-        1. The records of the run must say of each received update that it was aggregated once,
-           which ``fedsim audit`` checks. For the updates in ``updates`` that the strategy has not
-           listed in a record ``aggregate`` (``emit``), this method adds one such record.
+        1. If the strategy has not listed all of ``updates`` in records ``aggregate`` (``emit``),
+           this method adds such a record, which lists the remaining updates. ``fedsim audit``
+           checks that each received update is listed once.
         2. If ``[evaluation]`` has a test after this round, the models are tested, and training
            loss and distances of the updates are measured. This takes no simulated time.
         3. The record ``round`` is added, with these measures and ``counts``.
@@ -442,7 +444,8 @@ class Server:
             round_number: the round, from 0.
             updates: all aggregated updates of the round.
         """
-        unrecorded = self._updates.find(updates)  # task, round and weight of each such update
+        # task, round and weight of each update that no record ``aggregate`` lists
+        unrecorded = self._updates.find(updates)
         if not unrecorded:
             return
         total_weight = sum(entry.weight for entry in unrecorded)
@@ -473,8 +476,8 @@ class Server:
             Whether the run goes on.
 
         Raises:
-            SimulationError: a name is of a column that fedsim fills, a value is not finite, or the
-                round is not after the round that was finished last.
+            SimulationError: a name belongs to a column that fedsim fills, a value is not finite, or
+                the round is not after the round that was finished last.
         """
         fields = check_figures("Server.note_round", figures, counts)
         return self._end_round(number, cast(Mapping[str, float | None], fields), {}, {})

@@ -99,7 +99,7 @@ class ServerEdges:
             direction: ``"down"`` to the edge server, ``"up"`` from the edge server.
             round: the round for which the message is sent; None if it is sent for no round.
             start: the model, known to both sides, from which the models in ``contents`` were
-                trained.
+                trained; None if there is no such model.
 
         Raises:
             SimulationError: the edge server does not exist, or still has a message in this

@@ -136,10 +136,11 @@ class ServerModels:
                 differences.
 
         Raises:
-            SimulationError: an item of ``parts`` is no pair of a model (``Ref``) and a number.
+            SimulationError: an item of ``parts`` is no pair of a model (``Ref``) and a number, or
+                the models differ in length.
         """
         self._check_parts(parts)
-        # the server's simulated time for this, by [server]
+        # the simulated time of the operation, by ``[server] speed``
         self._computations.add("mix", len(parts), self._parameters)
         return self._learner.mix(parts, otherwise, rescale=rescale)
 
@@ -205,7 +206,7 @@ class ServerModels:
             SimulationError: an argument is wrong, or the function is not marked by ``@pure``. If the
                 function fails, ``value`` or a test raises the error.
         """
-        # the server's simulated time for this, by [server]
+        # the simulated time of the operation, by ``[server] speed``
         self._computations.add("mix", len(models), self._parameters)
         full_stream = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
         options: dict[str, Any] = {
@@ -381,7 +382,7 @@ class ServerModels:
         return await self.consensus(number, models)
 
     def _refuse_other(self, method: str, model: Ref) -> None:
-        """Raise ``SimulationError`` if a ref stands for an array of another length than a model's."""
+        """Raise ``SimulationError`` if a ref is an array whose length differs from a model's."""
         length = length_of(model, self._parameters)
         if length not in (None, self._parameters):
             raise SimulationError(
@@ -390,7 +391,11 @@ class ServerModels:
             )
 
     def _check_parts(self, parts: Sequence[object]) -> None:
-        """Raise ``SimulationError`` if an item of ``parts`` of ``mix`` is no model with a number."""
+        """Check the argument ``parts`` of ``mix``: pairs of a model and a number, of equal lengths.
+
+        Raises:
+            SimulationError: an item is no such pair, or the models differ in length.
+        """
         lengths = set[int]()
         for part in parts:
             if not isinstance(part, PAIRS) or len(part) != 2 or not is_number(part[1]):

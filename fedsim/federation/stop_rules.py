@@ -68,7 +68,8 @@ class StopRules:
         self._stop = stop
         # columns of which a larger value is better
         self._maximised = {metric.name for metric in metrics if metric.more_is_better}
-        self._maximised |= {"accuracy", ACCURACY}  # the latter of the devices that never train
+        # ``ACCURACY`` is the accuracy of the devices that never train
+        self._maximised |= {"accuracy", ACCURACY}
         self._keeps_best = keeps_best
         default_monitor = "accuracy" if has_accuracy else "loss"
         self.monitor: str = stop.monitor or default_monitor
@@ -79,9 +80,10 @@ class StopRules:
     def summary(self) -> dict[str, object]:
         """Entry ``best`` of ``summary.json``, as a dict with this single key.
 
-        Its value has the keys ``monitor`` (column of ``rounds.parquet`` by which tests are
-        compared), ``round`` (index of the round of the best test) and ``value`` (its value in this
-        column). The dict is empty unless ``stop.patience`` or ``evaluation.keep_best`` is set.
+        The entry has the keys ``monitor`` (column of ``rounds.parquet`` by which tests are
+        compared), ``round`` (index of the round of the best test) and ``value`` (value of the best
+        test in this column). The dict is empty unless ``stop.patience`` or ``evaluation.keep_best``
+        is set.
         """
         if self._stop.patience is None and not self._keeps_best:
             return {}
@@ -111,18 +113,18 @@ class StopRules:
         value = figures.get(self.monitor)
         if value is None:
             return
-        # ``since`` is the round of the last improvement, from which ``stop.patience`` counts; first
-        # the round of the first test, which may have diverged
+        # ``stop.patience`` counts from ``since``, the round of the last improvement. Before any
+        # improvement it is the round of the first test, whose model may have diverged.
         progress = self.progress
         if progress.since is None:
             progress.since = round_number
         if not math.isfinite(value):
             return
-        # an improvement is by more than ``stop.min_delta``; ``value`` is the value at the last one
+        # an improvement is better than the last improvement by more than ``stop.min_delta``
         if self._is_better(value, progress.value, self._stop.min_delta):
             progress.value = value
             progress.since = round_number
-        # the best test may be better by less
+        # the best test may be better by less than ``stop.min_delta``
         if self._is_better(value, progress.best, 0.0):
             progress.best = value
             progress.best_round = round_number

@@ -26,7 +26,7 @@ _NUMBER = ArgumentRule(lambda _, value: is_number(value), "a number")
 _NUMBERS = list_of(_NUMBER, "numbers")
 _WHOLE = ArgumentRule(lambda _, value: is_whole(value), "a whole number")
 _TASKS = list_of(INDEX, "tasks")
-# the owner of this rule is the count of devices
+# this rule receives the count of devices in place of an object with a method
 _DEVICE = ArgumentRule(
     lambda count, value: is_index(value) and cast(int, value) < cast(int, count),
     lambda count: f"a device of 0 to {cast(int, count) - 1}",
@@ -123,7 +123,7 @@ def check_record(
     if isinstance(kind, str) and _is_usual(kind, fields, devices):
         return fields
     kind_name = check_kind(method, kind)
-    # records of fedsim's strategies may have infinities and NaN, and have readers
+    # numbers in records of fedsim's strategies may be infinite or NaN
     is_of_fedsim = kind_name in KINDS
     fields = check_fields(method, kind_name, fields, devices, finite=not is_of_fedsim)
     if is_of_fedsim:
@@ -144,9 +144,9 @@ _CHECKS = {kind: _make_checks(kind) for kind in REQUIRED if kind != "clustering"
 
 
 def _is_usual(kind: str, fields: Mapping[str, object], devices: int) -> bool:
-    """Return whether a record is right as it is, and so needs no closer look.
+    """Return whether a fast check accepts a record unchanged; otherwise the full check is needed.
 
-    Strategies without rounds record an ``aggregate`` for each update, so that this is fast.
+    The fast check saves time in strategies without rounds, which record each update.
 
     Args:
         kind: kind of the record.
@@ -162,7 +162,7 @@ def _is_usual(kind: str, fields: Mapping[str, object], devices: int) -> bool:
             continue
         if fits is None or not fits(devices, value):
             return False
-    lengths = set[int]()  # of the lists that must be equally long
+    lengths = set[int]()  # lengths of the lists that must be equally long
     for name in _EQUAL_LENGTHS.get(kind, ()):
         if fields.get(name) is not None:
             lengths.add(len(cast(Sequence[object], fields[name])))
@@ -205,7 +205,9 @@ def _check_read_fields(method: str, kind: str, fields: Mapping[str, object], dev
 def _check_length(
     method: str, kind: str, fields: Mapping[str, object], name: str, first: str
 ) -> None:
-    """Check that a list of a record has as many entries as another list, and a matrix its columns.
+    """Check that a list of a record is as long as another list of the record.
+
+    A matrix must also have rows of equal length; a square matrix has as many columns as rows.
 
     Args:
         method: the method that the strategy has called.
@@ -215,13 +217,13 @@ def _check_length(
         first: name of the other list.
 
     Raises:
-        SimulationError: the lengths differ.
+        SimulationError: a length is wrong.
     """
     entries = cast(Sequence[object], fields[name])
     count = len(cast(Sequence[object], fields[first]))
     if len(entries) == count and name not in _MATRICES:
         return
-    row_lengths = set[int]()  # of a matrix
+    row_lengths = set[int]()  # lengths of the rows of a matrix
     if name in _MATRICES:
         row_lengths = {len(cast(Sequence[object], row)) for row in entries}
     counted = {len(entries)}  # lengths that must equal ``count``

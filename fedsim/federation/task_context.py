@@ -30,9 +30,9 @@ class TaskContext:
         answer: contents of the answer as the server will decode them, and the residuals
             (compression errors) that the device stores if the answer arrives; None before the
             answer, or if the device sends none.
-        real: future of the Python function that ``Client.real`` returns, during which simulated
-            time stands still; None before the function begins and after its end. A resumed run
-            calls the function again.
+        real: future of the Python function that ``Client.real`` returns; None before the function
+            begins and after its end. The function takes no simulated time. A resumed run calls it
+            again.
         brings_base: whether the request contains the model's frozen tensors (the base model).
         ahead: models of the task's trainings, if the trainer may stop early. The simulated time of
             such a training depends on the count of its batches. The training is therefore computed

@@ -13,7 +13,7 @@ class TimersState(TypedDict):
 
     Attributes:
         names: number of a timer that is set -> its name.
-        count: count of timers that were set so far, the number of the last one.
+        count: count of timers that were set so far, which is the number of the last timer.
     """
 
     names: dict[int, str]
@@ -41,8 +41,8 @@ class Timers:
         self._computations = computations
         self._on_timer = on_timer
         self._alarms: dict[str, Alarm] = {}  # name of a timer that is set -> its alarm
-        self._count = 0  # of timers set so far; the number of the last one
-        # number of a timer -> name, in a resumed run
+        self._count = 0  # count of timers set so far, which is the number of the last timer
+        # in a resumed run: number of a timer that the checkpoint has -> name of the timer
         self._restored_names: dict[int, str] = {}
         simulation.env.declare_alarm("timer", self._rearm)
 
@@ -79,7 +79,7 @@ class Timers:
         self._simulation.post(partial(self._notify_or_wait, name))
 
     async def _notify_or_wait(self, name: str) -> None:
-        """Call ``on_timer``; while the server computes, set the timer again to the end instead."""
+        """Call ``on_timer``, or set the timer to the time at which the server stops computing."""
         if self._computations.busy_until > self._simulation.now:
             self.set(name, self._computations.busy_until)
         else:

@@ -15,7 +15,7 @@ from fedsim.learning.refs import Ref
 class UnrecordedUpdatesState(TypedDict):
     """State of ``UnrecordedUpdates`` in a checkpoint, from which a resumed run restores it.
 
-    It has the tasks whose updates no record ``aggregate`` has listed, and each device's last task;
+    It has the tasks whose updates are in no record of an aggregation, and each device's last task;
     see the attributes of ``UnrecordedUpdates``.
     """
 
@@ -25,7 +25,7 @@ class UnrecordedUpdatesState(TypedDict):
 
 
 class UnrecordedTask(NamedTuple):
-    """Task whose update was aggregated, and that no record ``aggregate`` has listed so far.
+    """Task whose update was aggregated, while no record of an aggregation lists the task so far.
 
     Attributes:
         task: ID of the task.
@@ -68,7 +68,7 @@ class UnrecordedUpdates:
 
         Args:
             task: ID of the task.
-            device: ID of its device.
+            device: ID of the task's device.
             round_number: index of the task's round, from 0.
             contents: the contents of the answer by name.
             has_trained: whether the task finished an epoch of a training.
@@ -122,7 +122,7 @@ class UnrecordedUpdates:
                 self.without_model.remove(task)
 
     def find(self, updates: Sequence[Measured]) -> list[UnrecordedTask]:
-        """Return the tasks of the given updates that no record ``aggregate`` has listed so far.
+        """Return the tasks of the given updates that no record of an aggregation lists so far.
 
         The server calls it at the end of a round, and lists these tasks in a new record.
 

@@ -44,9 +44,9 @@ class UnseenTests:
         self._devices = list(devices)
 
     def not_measured(self) -> dict[str, float | None]:
-        """Return the columns of these tests in the table of rounds, for a round without a test.
+        """Return the values of these tests in the table of rounds, for a round without a test.
 
-        Column -> None; empty if all devices may train.
+        Each column has the value None; the dict is empty if all devices may train.
         """
         return dict.fromkeys(COLUMNS) if self._devices else {}
 
@@ -118,9 +118,9 @@ def weighted_models(models: ModelAssignment) -> list[tuple[Ref, float]]:
 
     Returns:
         Pairs of a model and its weight. A model that serves all devices, or else the model
-        ``global``, stands alone, with weight 1. If there is neither, the models that serve devices
-        have the counts of their devices as weights. If no model serves a device, every model has
-        weight 1.
+        ``global``, is the only result, with weight 1. If there is neither, the models that serve
+        devices have the counts of their devices as weights. If no model serves a device, every
+        model has weight 1.
     """
     for model, served in models.values():
         if served is None:

@@ -76,7 +76,7 @@ def read_app(path: str, run_config: Mapping[str, object]) -> App:
 
     Args:
         path: path of the app's folder.
-        run_config: values that replace those in ``[tool.flwr.app.config]``, in tables or under
+        run_config: values that replace values of ``[tool.flwr.app.config]``, in tables or under
             dotted keys.
 
     Returns:
@@ -116,7 +116,15 @@ def read_app(path: str, run_config: Mapping[str, object]) -> App:
 
 
 def _app_tables(path: str, folder: Path) -> dict[str, dict[str, object]]:
-    """Read the table ``[tool.flwr.app]`` of an app's ``pyproject.toml``; empty if it is absent."""
+    """Read the table ``[tool.flwr.app]`` of an app's ``pyproject.toml``; empty if it is absent.
+
+    Args:
+        path: path of the app's folder as the scenario has it, for error messages.
+        folder: absolute path of the app's folder.
+
+    Raises:
+        ScenarioError: the folder has no ``pyproject.toml``, or the file is not valid TOML.
+    """
     file = folder / _FILE
     try:
         tables = read_toml(file)

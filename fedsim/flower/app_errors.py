@@ -32,7 +32,7 @@ _CONNECTION_ERROR_WORDS = (
     "NameResolution",
     "Proxy",
 )
-"""Words in the class names of errors that these packages raise if there is no connection."""
+"""Words in the class names of errors that ``_HUB_PACKAGES`` raise if there is no connection."""
 _NO_CONNECTION_TEXT = "couldn't connect to"  # part of an error message of transformers and datasets
 
 

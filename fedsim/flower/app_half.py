@@ -17,7 +17,7 @@ from fedsim.flower.app import App, Half
 from fedsim.flower.app_errors import is_within
 from fedsim.flower.turns import RunOver
 
-States = tuple[Any, Any, torch.Tensor]  # of the generators of random, numpy and torch
+States = tuple[Any, Any, torch.Tensor]  # states of the generators of ``random``, numpy and torch
 
 # Held while an app is in use, as modules and random generators belong to the whole process. At the
 # end of a run the ServerApp may run once more while a ClientApp still computes in another thread.
@@ -39,11 +39,12 @@ class AppHalf:
     def __init__(self, app: App, half: Half, seed: int) -> None:
         self._folder = app.folder
         self._modules: dict[str, ModuleType] = {}
+        # a use is a context of ``in_use``
         self._lock = threading.Lock()  # held while a use begins or ends
-        self._use = ExitStack()  # the present use; closing it ends the use
+        self._use = ExitStack()  # the present use; to close the stack ends the use
         self._is_closed = False
         for name in self._module_names():
-            del sys.modules[name]  # may have the state of another run
+            del sys.modules[name]  # a loaded module may have the state of another run
         with self.in_use(seed):
             self.loaded = app.load(half)
             self._states = _generator_states()
@@ -81,13 +82,14 @@ class AppHalf:
                 use.close()  # has no effect after ``close``
 
     def at_end_of_use(self, function: Callable[[], object]) -> None:
-        """Call a function when the present use ends, also if ``close`` ends it.
+        """Call a function when the present context of ``in_use`` ends, also if ``close`` ends it.
 
         Args:
             function: the function, without arguments.
 
         Raises:
-            RunOver: ``close`` has ended the use. The function was called.
+            RunOver: ``close`` has ended the context before this call. The function is then called
+                first.
         """
         with self._lock:
             if not self._is_closed:
@@ -97,10 +99,10 @@ class AppHalf:
         raise RunOver
 
     def close(self) -> None:
-        """End the present use, if any, and refuse later ones.
+        """End the present context of ``in_use``, if any; a later ``in_use`` raises ``RunOver``.
 
         A thread that computes without end never leaves ``in_use``. This method takes the app's
-        modules away from it, so that other runs in the process do not see them.
+        modules away from the thread, so that other runs in the process do not see them.
         """
         with self._lock:
             self._is_closed = True
@@ -159,7 +161,7 @@ class AppHalf:
 def _location(module: ModuleType) -> str:
     """Return the path of a module's file, or of a namespace package's first folder.
 
-    Empty if it has neither.
+    Empty if the module has neither.
     """
     try:
         file = getattr(module, "__file__", None)

@@ -85,7 +85,7 @@ _loaded: dict[str, AppHalf] = {}  # ID of the present run -> this process's Clie
 
 
 def carry_out(job: AppJob) -> AppReply:
-    """Call the ClientApp for a message to a device, on a worker.
+    """Call the ClientApp for a message to a device, in this process.
 
     Args:
         job: the message, and the arguments of the call.
@@ -245,7 +245,7 @@ def find_metric(content: Mapping[str, object], *names: str) -> float | None:
         names: alternative names of the metric.
 
     Returns:
-        The first value found; None if no record has one.
+        The first value found; None if no record has such a metric.
     """
     for record in content.values():
         if isinstance(record, MetricRecord | ConfigRecord):
@@ -283,7 +283,7 @@ def bytes_of(message: Message, content_bytes: int | None = None) -> int:
 
 def bytes_of_content(content: RecordDict) -> int:
     """Return the serialised size of a message's content, in Flower's format (bytes)."""
-    # Serialising an array stores chunks in it, which would take memory as long as the message
-    # lives. They are stored in a copy instead. It shares the arrays' bytes, as these are immutable.
+    # Serialising an array stores chunks in the array, which would take memory as long as the
+    # message lives. The chunks are therefore stored in a copy, which shares the arrays' bytes.
     objects = get_all_nested_objects(deepcopy(content))
     return sum(len(nested.deflate()) for nested in objects.values())

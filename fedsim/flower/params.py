@@ -23,7 +23,8 @@ from fedsim.world.steps import Work
 # keys of run configurations, without the sections of a dotted key
 _ROUNDS_KEYS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")
 _EPOCHS_KEYS = ("local-epochs", "local_epochs", "epochs")
-_FORWARD_SHARE = 1 / 3  # forward pass / training step; the backward pass takes twice as long
+# time of a forward pass as a share of a training step, whose backward pass takes twice as long
+_FORWARD_SHARE = 1 / 3
 _WARNING_RATIO = 1.5  # ratio between charged and counted samples above which a run warns
 
 
@@ -52,8 +53,8 @@ class SamplesTime(Spec):
     def work(self, kind: str, examples: float, flops: float | None, config: Config) -> Work | None:
         """Return the simulated work that a device does for a message.
 
-        It is ``examples`` x passes samples for a training, and a third of ``examples`` samples for
-        any other message.
+        For a training it is ``examples`` x passes samples (``passes_over``). For any other message
+        it is a third of ``examples`` samples.
 
         Args:
             kind: Flower's type of the message, such as ``train``.
@@ -99,8 +100,8 @@ class SamplesTaken:
     """Collector of notes and warnings for the user about ``strategy.time = "samples"``.
 
     The simulated time of a message then follows from the metric ``num-examples`` of its reply. For
-    each type of message a note lists these counts. There is a warning if the model of the ClientApp
-    received a count of samples that differs by a factor of more than 1.5.
+    each type of message a note gives the range of this metric. There is a warning if the count of
+    samples that the ClientApp's model received differs from it by a factor of more than 1.5.
 
     Args:
         time: the scenario's ``strategy.time``.
@@ -118,8 +119,8 @@ class SamplesTaken:
     ) -> None:
         """Record the sample count of a reply, and add warnings about it.
 
-        There is a warning if the reply has no sample count, and if the count (times the passes of a
-        training) is above or below ``counted`` by a factor of more than 1.5.
+        There is a warning if the reply has no sample count, or if the sample count (for a training:
+        times its passes) is above or below ``counted`` by a factor of more than 1.5.
 
         Args:
             kind: Flower's type of the message, such as ``train``.

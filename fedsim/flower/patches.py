@@ -2,9 +2,9 @@
 
 Patches take effect only in the threads of simulated apps. In a ServerApp's thread ``time.sleep``
 lets simulated time pass, and clocks such as ``time.time`` return simulated time. In a ClientApp's
-thread ``time.sleep`` returns at once, its time is added up, and clocks return real time and this
-sum. This holds for the app's own code, flwr, and packages that import flwr. Other libraries wait
-for real processes, sockets and threads, so they get real time.
+thread ``time.sleep`` does not wait, the sleep times are added up, and clocks return real time plus
+this sum. This holds for the app's own code, flwr, and packages that import flwr. Other libraries
+wait for real processes, sockets and threads, so they get real time.
 """
 
 import datetime
@@ -46,9 +46,10 @@ EPOCH_S = 1_577_836_800.0  # simulated time 0 on the app's clock: 2020-01-01
 
 
 class ClientCall:
-    """State of a call of a ClientApp, in which ``time.sleep`` returns at once.
+    """State of a call of a ClientApp, in which ``time.sleep`` returns without waiting.
 
-    The clocks that the app reads advance by the time for which it has slept.
+    The clocks that the app reads show real time plus the time for which the app has called
+    ``time.sleep``.
 
     Args:
         folder: folder of the app.
@@ -111,7 +112,7 @@ _thread = _Thread()
 
 @contextmanager
 def running(app: SessionBase | ClientCall) -> Iterator[None]:
-    """Context manager in which fedsim's patches apply to this thread.
+    """Context manager in which the patches of ``time`` and of flwr apply to this thread.
 
     Args:
         app: the simulated app that this thread runs.
@@ -172,7 +173,7 @@ def _module_imports_flower(module: ModuleType) -> bool:
 def replace_all() -> None:
     """Install fedsim's patches of ``time`` and of Flower's functions, once per process.
 
-    They have an effect only in threads that run a simulated app (``running``).
+    The patches have an effect only in threads that run a simulated app (``running``).
     """
     for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
         _replace_clock(name, 1.0, begin_s)
@@ -183,7 +184,7 @@ def replace_all() -> None:
     wrap_by_mods = client_app.make_ffn
     client_app.make_ffn = lambda function, mods: wrap_by_mods(_note_reply(function), mods)
     _replace(Strategy, "start", _start_strategy)
-    # legacy apps: without threads; models and metrics are stored in the session
+    # legacy apps run without threads; their models and metrics are stored in the session
     for module in (app, default_workflows, app_utils):
         _replace(module, "start_update_client_manager_thread", _follow_nodes)
     _replace(SimpleClientManager, "wait_for", _wait_for)
@@ -334,9 +335,9 @@ def _follow_nodes(
         A thread that has ended, its stop event, and the event that the manager is ready; the last
         two are set.
     """
-    thread = threading.Thread()  # has no function, and ends at once
+    thread = threading.Thread()  # a thread without a function, which ends immediately
     stop = threading.Event()
-    is_ready = threading.Event()  # set by the update
+    is_ready = threading.Event()  # ``_update_client_manager`` sets it
     stop.set()
     thread.start()
     app_utils._update_client_manager(grid, manager, stop, is_ready)

@@ -37,7 +37,7 @@ class AppRound:
 
     Attributes:
         number: index of the round, from 0.
-        app_number: the app's own index of the round; None if its messages carry none.
+        app_number: the app's own index of the round; None if the round's messages have no index.
         ends: outcome of tasks -> count. Of several tasks that a device finishes in the round only
             the last one is counted.
         updates: replies that the ServerApp has received in this round.
@@ -64,7 +64,8 @@ class AppRounds:
 
     - It has a round index, which differs from the open round's index. Flower's own strategies put
       the index into ``group_id``, or into a config as ``server-round``.
-    - It has no round index, and its arrays differ from the arrays of the last message with any.
+    - It has no round index, and its arrays differ from the arrays in the last message of a round
+      that had arrays.
     - It has neither, and its device has had a message of the same type in the open round.
 
     The app's first training message is an exception. It joins the open round, if there is one.
@@ -82,7 +83,7 @@ class AppRounds:
         self._close = close
         self._open_round: AppRound | None = None
         self._round_count = 0
-        self._arrays: ArrayRecord | None = None  # arrays of the last message that had any
+        self._arrays: ArrayRecord | None = None  # arrays of the last message that had arrays
         self._targets: set[tuple[str, int]] = set()  # types and nodes of the round's messages
         self._has_trained = False
         self.seen: set[str] = set()
@@ -115,7 +116,7 @@ class AppRounds:
             self._open_round = AppRound(self._round_count, app_number)
             self._round_count += 1
             self._targets.clear()
-        # the next message begins a round by a comparison with these (``_begins_round``)
+        # ``_begins_round`` compares the next message with these arrays and targets
         if arrays is not None:
             self._arrays = arrays
         self._targets.add(target)
@@ -171,8 +172,8 @@ class AppRounds:
         weight = 1.0 if examples is None else examples
         for record in reply.content.values():
             if not isinstance(record, ArrayRecord):
-                self.seen.update(record)  # the names of its metrics
-        if self._can_open_round(reply):  # it is of a kind of message that belongs to rounds
+                self.seen.update(record)  # names of the reply's metrics
+        if self._can_open_round(reply):  # messages of this type belong to rounds
             age = 0 if asked_in is None else current.number - asked_in.number  # staleness
             current.updates.append(ReceivedUpdate(task, weight, age))
         columns = ("train_loss",) if _is_training(reply) else ("accuracy", "loss")
@@ -186,8 +187,8 @@ class AppRounds:
         """Add metrics that the ServerApp itself has measured to the open round.
 
         Args:
-            app_number: the app's own index of the round; if it is not the open round's, the metrics
-                are ignored.
+            app_number: the app's own index of the round; if the open round has another index, the
+                metrics are ignored.
             figures: name of a metric in the app -> value.
         """
         self.seen.update(figures)

@@ -32,9 +32,9 @@ from fedsim.flower.patches import EPOCH_S, SessionBase, replace_all, running
 from fedsim.flower.rounds import AppRound, AppRounds
 from fedsim.flower.turns import RunOver, Turns
 
-# simulated wait (s) of a pull without a reply, if an earlier pull at that instant had none either
+# simulated time (s) that a pull waits if it and the previous pull at the same time find no reply
 _POLL_S = 0.01
-_MOST_IDLE = 200_000  # most waits of a ServerApp in a row while no message is unanswered
+_MOST_IDLE = 200_000  # limit of a ServerApp's successive waits while no message is unanswered
 
 _UNAVAILABLE = {
     ErrorCode.NODE_UNAVAILABLE: "the device cannot be reached, or disconnected before its answer",
@@ -97,7 +97,8 @@ class Wait:
 class Session(SessionBase):
     """Implementation of Flower's Grid on simulated devices; it also runs the ServerApp.
 
-    The ServerApp's thread and the simulation's thread run by turns, so that nothing needs a lock.
+    The Grid is the interface by which a ServerApp sends messages. The ServerApp's thread and the
+    simulation's thread run by turns, so that nothing needs a lock.
 
     Args:
         params: the scenario's table ``[strategy]``.
@@ -118,7 +119,8 @@ class Session(SessionBase):
         self._server = server
         self._app = read_app(params.app, params.run_config)
         self.folder = self._app.folder
-        # Flower's IDs, random 63-bit integers: of each device's node, and last of the run
+        # Flower's IDs, which are random 63-bit integers: an ID for each device's node, and the last
+        # ID for the run
         ids = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1)
         *self._nodes, self.run_id = ids.tolist()
         self._device_of = {node: device for device, node in enumerate(self._nodes)}
@@ -138,7 +140,7 @@ class Session(SessionBase):
         self._awaited = set[int]()  # unavailable devices for which ``on_return`` will be called
         self._unanswered = 0  # count of messages that have no reply yet
         self._task_counts = Counter[int]()  # device -> count of its tasks so far
-        # rounds of done tasks that do not count, because a later task of the same device does
+        # rounds of done tasks that do not count, because a later task of the same device counts
         self._continued: list[AppRound] = []
         self._finished: dict[int, AppRound] = {}  # device -> round of its last task, if done
         self._waiting: Wait | None = None  # None while the ServerApp runs
@@ -162,10 +164,10 @@ class Session(SessionBase):
         await self.go_on()
 
     def close(self) -> None:
-        """End the ServerApp at the end of the run, also if it computes without end.
+        """End the ServerApp at the end of the run.
 
-        Its thread cannot be ended then. The app's modules and random states are taken away from
-        the thread, so that other runs in the process do not see them.
+        The thread of a ServerApp that computes without end cannot be ended. In any case the app's
+        modules and random states are removed, so that other runs in the process do not see them.
         """
         self.turns.close()
         if self._half is not None:
@@ -268,7 +270,7 @@ class Session(SessionBase):
             self._wait(self._server.now + seconds)
 
     def facts(self) -> dict[str, object]:
-        """Return entries on the app for ``summary.json``.
+        """Return entries about the app for ``summary.json``.
 
         Returns:
             ``algorithm`` (class name of the app's strategy), ``notes`` and ``warnings`` (lists of
@@ -294,10 +296,10 @@ class Session(SessionBase):
         for name, weight in ended.weights.items():
             if weight:  # the mean over the replies, weighted by examples
                 metrics[name] = ended.sums[name] / weight
-        metrics.update(ended.figures)  # measured by the ServerApp itself
+        metrics.update(ended.figures)  # metrics that the ServerApp itself has measured
         for name, value in metrics.items():
             if value is not None and not math.isfinite(value):
-                metrics[name] = None  # of a model that has diverged
+                metrics[name] = None  # the model has diverged
         # several outcomes of tasks may count in one column
         task_counts = dict.fromkeys(COUNTED_AS.values(), 0)
         for outcome, column in COUNTED_AS.items():
@@ -565,7 +567,7 @@ class Session(SessionBase):
             answer: AppReply = end[f"{end.job}-reply"]
             sent.examples = answer.examples
             if self._samples is not None and not answer.reply.has_error():
-                # warns later if the reply's sample count does not fit its simulated time
+                # a warning follows if the reply's sample count does not fit its simulated time
                 config = config_of(sent.message, self._app.config)
                 self._samples.note(end.job, config, answer.examples, answer.counted)
             self._store_reply(sent, answer.reply)
@@ -584,11 +586,11 @@ class Session(SessionBase):
         """Handle a timer of the session that has run out.
 
         Args:
-            name: ``app``: the time limit of the ServerApp's wait has passed, and its next turn is
-                scheduled. ``turn``: the ServerApp runs until its next wait. ``expire N``: the time
-                to live of message N has passed, and its reply becomes an error. ``gone N``: message
-                N has had no reply for the time ``strategy.unavailable_after``, as its device is
-                unavailable, and its reply becomes an error.
+            name: ``app``: the time limit of the ServerApp's wait has passed, and the next turn of
+                the ServerApp is scheduled. ``turn``: the ServerApp runs until its next wait.
+                ``expire N``: the time to live of message N has passed, and an error becomes the
+                reply to message N. ``gone N``: the device of message N was unavailable for the time
+                ``strategy.unavailable_after``, and an error becomes the reply to message N.
         """
         if name == "turn":
             await self.go_on()

@@ -33,7 +33,8 @@ class FlowerClient(Client[FlowerParams]):
         self._run = uuid.uuid4().hex
         self._states: dict[int, RecordDict] = {}
         self._flops: dict[str, float] = {}  # type of message -> FLOPs of an example
-        self._handled: set[tuple[int, str]] = set()  # (device, type of message) handled before
+        # pairs of a device and a type of message that the device has received before
+        self._handled: set[tuple[int, str]] = set()
 
     def real(self, device: Device, instruction: Instruction) -> Real:
         from flwr.app import RecordDict

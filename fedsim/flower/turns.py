@@ -146,7 +146,7 @@ class Turns:
         """
         self._end_turn()
         self._turn.acquire()
-        # at the end of the run too, as the app's code may react to ``RunOver``
+        # entered at the end of the run too, as the app's code may react to ``RunOver``
         self._context.enter_context(self._around())
         if self.closing:
             raise RunOver
