@@ -189,8 +189,7 @@ class PublishedFigures(Spec):
             row: name of the row.
             name: name of the measure.
         """
-        # a dict by measure, or a list in the order of the measures
-        figures = self.published.get(row, {})
+        figures = self.published.get(row, {})  # a dict by measure, or a list in their order
         if not isinstance(figures, Mapping):
             values = figures if isinstance(figures, list) else [figures]
             figures = dict(zip(self.measures, values, strict=False))

@@ -2,18 +2,21 @@
 
 import hashlib
 import pickle
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from filelock import FileLock
 from numba.core import caching, config
 
 from fedsim.common.files import read_bytes
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_LONGEST_WAIT_S = 300.0  # real time after which a process compiles although another may do so
 
 _config: Any = config
 # Numba's config file is ignored. A file in the working directory could set the folder of numba's
@@ -89,3 +92,26 @@ def compiled_entry(function: F) -> F:
         dispatcher._cache = cache
     compiled_function: F = dispatcher
     return compiled_function
+
+
+@contextmanager
+def compiling(function: Callable[..., object]) -> Iterator[None]:
+    """Context manager for the first call of a function, in which no other process compiles it.
+
+    Processes that start together, such as the workers of a study, would otherwise all compile the
+    function, which takes half a minute of each of them. A process that has waited here loads the
+    code that another process has stored. No process waits if code cannot be stored or locked.
+
+    Args:
+        function: a function with the decorator ``compiled_entry``.
+    """
+    cache = vars(function).get("_cache")
+    folder = getattr(cache, "_cache_path", None)  # None if no folder is writable
+    with ExitStack() as stack:
+        if folder is not None:
+            # a Timeout is an OSError; NotImplementedError: the file system has no locks
+            with suppress(OSError, NotImplementedError):
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                lock = FileLock(Path(folder, f"{function.__name__}.lock"))
+                stack.enter_context(lock.acquire(timeout=_LONGEST_WAIT_S))
+        yield

@@ -27,6 +27,7 @@ from torch import Tensor
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.host_copies import FlatModel, on_host
 from fedsim.learning.solvers.base import Batches, Descent, LocalSolve, ParameterStep, Solved, Solver
+from fedsim.learning.solvers.compiled import compiling
 from fedsim.learning.solvers.dense_arrays import (
     AnyFloats,
     FirstLayer,
@@ -250,7 +251,8 @@ def prepare(dtype: torch.dtype) -> None:
     batches = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0)
     weights = torch.zeros(4, dtype=dtype).numpy()
     solve = LocalSolve(weights, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), batches)
-    train(weights, (1, 2), solve, Descent(lr=1.0), _in_weight_space)
+    with compiling(descend):
+        train(weights, (1, 2), solve, Descent(lr=1.0), _in_weight_space)
 
 
 def train(
