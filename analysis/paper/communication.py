@@ -101,7 +101,7 @@ class CommunicationLine:
 
     @property
     def has_missed(self) -> bool:
-        """Whether at least one run of this line never reached the target."""
+        """Whether at least one run of this variant (a line of the figure) never reached the target."""
         return any(run.parts is None for run in self.runs)
 
     @property

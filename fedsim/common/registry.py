@@ -31,16 +31,16 @@ class Registry:
     Attributes:
         called: name of the part in messages, such as ``server optimiser``. It also gives the name
             of the entry point group (``group``).
-        base: import path of the class that all kinds inherit; empty if users cannot add a kind.
+        base: import path of the class that a user's kind has to inherit; empty if users cannot add
+            a kind.
         known: built-in kinds: name -> pair of the class (or its import path) and the title that
             ``fedsim list`` shows.
         usual: name of the kind that a table without the key ``kind`` has; None if the key is
             required.
         key: dotted name of the scenario's key for the part, such as ``strategy.selection``, in
             messages about a user's class.
-        quantity: type of the values, such as ``Seconds``, for built-in kinds that are generic
-            classes: ``class_of`` returns ``Constant[Seconds]`` for the class ``Constant``. None if
-            no kind is generic.
+        quantity: type argument for built-in kinds that are generic classes. With ``Seconds``, the
+            kind ``constant`` is the class ``Constant[Seconds]``. None if no kind is generic.
     """
 
     called: str

@@ -149,7 +149,7 @@ class Codec(Spec):
     """Base of every codec: a rule that compresses models for transmission, and decodes them.
 
     The simulated network carries the encoded bytes. Learning continues with the decoded model,
-    losses included.
+    losses included. ``ways`` lists the directions in which a codec may be used.
 
     Attributes:
         encode_rate: bytes of float32 that any device encodes (``up``) or decodes (``down``) in a

@@ -65,7 +65,7 @@ class Envelopes:
     def parts(
         self, contents: Contents, direction: Direction, *, has_base: bool
     ) -> tuple[Payload, ...]:
-        """Return name and bytes of each part of a message that costs bytes.
+        """Return name and size (bytes) of each part of a message; parts of size 0 are left out.
 
         A message with a model has the model's frozen tensors as a further part if the receiver
         lacks them.

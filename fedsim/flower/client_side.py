@@ -32,7 +32,7 @@ class AppJob:
     """Arguments of a call of a ClientApp for a message to a device, to be sent to a worker.
 
     Attributes:
-        params: keys of ``[strategy]``.
+        params: values of the scenario's table ``[strategy]``.
         app: the app.
         run: ID of the run; a worker loads the app's modules again for another run.
         device: index of the device.

@@ -253,7 +253,7 @@ def hidden_for(parameters: int) -> list[int]:
 
     There is one layer, or two if one layer would be wider than 2048.
     """
-    # one layer of width w has (features + 1) w + (w + 1) classes weights
+    # one layer of width w has (features + 1) * w + (w + 1) * classes weights
     single_width = (parameters - _CLASSES) / (_FEATURES + 1 + _CLASSES)
     if single_width <= _WIDEST:
         return [max(1, round(single_width))]

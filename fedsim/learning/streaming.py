@@ -366,8 +366,8 @@ class Stream:
 
         Args:
             targets: the models; computed models are skipped.
-            stay: whether the targets' weights stay in memory; otherwise ``Scratch`` stores them, in
-                memory or on disk.
+            stay: whether the targets' weights are kept in memory; otherwise ``Scratch`` stores them
+                and may move them to the disk.
         """
         nodes = build_graph(targets, stay=stay)
         try:
@@ -572,7 +572,7 @@ class Stream:
         pairs = zip(recipe.parts, finite, strict=True)
         finite_models = [model for (model, _), is_finite in pairs if is_finite]
         parts = tuple(zip(finite_models, coefficients, strict=True))
-        # a new ref, as ``node`` must keep its own recipe, of all parts
+        # a new ref: the recipe of ``node`` still has all parts, and this one only the finite ones
         finite_mix = Ref(node.name, node.serial, Mixed(parts, otherwise=None, rescale=False))
         with self._calculator.muted():  # the first computation of the parts has been recorded
             await self._compute_all(build_graph([finite_mix], stay=True, is_repetition=True))

@@ -226,10 +226,9 @@ class StrategyParams(FormerNames):
 
     @property
     def mean_epoch_over(self) -> MeanOver:
-        """Speed at which stragglers count in the mean time of an epoch over the devices.
+        """How the mean time of an epoch on all devices (``RunInfo.mean_epoch_s``) takes stragglers.
 
-        The mean is ``RunInfo.mean_epoch_s``. ``unslowed``: stragglers count at their usual speed.
-        ``all``: stragglers count at their reduced speed.
+        ``unslowed``: at their usual speed. ``all``: at their reduced speed.
         """
         return "unslowed"
 

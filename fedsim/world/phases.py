@@ -65,7 +65,7 @@ class Phases:
         self._first_purpose = f"{purpose}/first"
         self._means = (mean_off, mean_on)  # indexed by whether the phase is on
         self._share_on = mean_on / (mean_on + mean_off)
-        # look-ups of less time (s) are not checked for too many phases
+        # look-ups over a shorter time (s) cannot meet too many phases, and skip the check
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)
         self._rows = DeviceRows(devices)
         # Phase of the last look-up in each row of the cache. Before the first look-up it ends at 0,

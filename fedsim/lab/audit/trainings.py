@@ -94,10 +94,10 @@ def check_durations(evidence: Evidence) -> Iterator[str]:
 
     - If devices have slow phases, in which their speed has a factor below 1, a training may take up
       to 1 / factor as long.
-    - If speeds follow from the model's operations, or an epoch of the strategy takes longer than
-      the training on its samples (MOON), all durations differ from the expected durations by an
-      unknown common factor. The median ratio of the trainings estimates this factor. With slow
-      phases in addition, nothing is checked.
+    - The cost of an epoch is unknown to the check if it is computed from the model's operations, or
+      if the strategy does more in an epoch than train on the samples (MOON). The median ratio of
+      measured and expected durations is then taken as a factor of all expected durations. With
+      slow phases in addition, nothing is checked.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]

@@ -302,7 +302,8 @@ def measures(targets: Sequence[Target] = ()) -> list[Measure]:
     """Return all measures by which runs are compared, such as time, in the order of table columns.
 
     Args:
-        targets: each target adds six costs until it is reached.
+        targets: accuracies (or values of other metrics) to reach. For each there is a further
+            measure of each kind of cost, such as time: the cost until a run has reached it.
     """
     before_targets = [
         measure for measure in _MEASURES.values() if measure.topic in ("accuracy", "cost")

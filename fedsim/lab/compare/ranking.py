@@ -122,11 +122,10 @@ class Ranking:
         first, *rest = self.ranked
         if self.decision is not None:
             return [line for line in rest if line.line_index in self.decision.outcome.contenders]
-        equal = float(self.measure.is_cost)  # ratio 1, or difference 0
         tied = []
         for line in rest:
             estimate = self.against(line, first)
-            if estimate is not None and _includes(estimate, equal):
+            if estimate is not None and _includes(estimate, self._no_difference):
                 tied.append(line)
         return tied
 
@@ -223,6 +222,11 @@ class Ranking:
         if self.unpaired:
             return [f"no line surely {predicate}: {self._other_seeds_text(first)}.", mean_sentence]
         return [f"{name} {predicate}, {figure}."]
+
+    @property
+    def _no_difference(self) -> float:
+        """Comparison of equal means: the ratio 1 for costs, the difference 0 for other measures."""
+        return 1.0 if self.measure.is_cost else 0.0
 
     @property
     def _extreme_adjective(self) -> str:
@@ -367,7 +371,7 @@ class Ranking:
         measure = self.measure
         if estimate is None:
             return f"comes to {self.show(line.mean.mean)}"
-        is_equal = estimate.mean == float(measure.is_cost)  # ratio 1, or difference 0
+        is_equal = estimate.mean == self._no_difference
         has_no_interval = estimate.pairs < 2
         if is_equal and (has_no_interval or estimate.low == estimate.high):
             return "does exactly as well"

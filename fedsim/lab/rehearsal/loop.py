@@ -77,16 +77,17 @@ def simulate(scenario: Scenario, folder: Path) -> None:
 
 
 def describe(out: Path) -> list[str]:
-    """Compare a rehearsal with its simulations, write the page of the comparison, and describe it.
+    """Compare a rehearsal with simulations of it, and write the page of the comparison.
 
-    If the folder lacks the simulation with speeds and links that are fitted to the rehearsal, the
-    fit and this simulation are made first.
+    A rehearsal runs a scenario in real time, in a real process for each device. If the folder lacks
+    the simulation with speeds and links that are fitted to the rehearsal, the fit and this
+    simulation are made first.
 
     Args:
         out: folder of a rehearsal that has ended.
 
     Returns:
-        Lines of text for people.
+        The comparison in words, as lines of text.
     """
     measured = out / MEASURED
     wire = _wire_of(out)

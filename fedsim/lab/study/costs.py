@@ -68,13 +68,14 @@ class ShareCost:
 class StudyForecast:
     """Predicted real time, memory and disk space of a study, or of each of its shards.
 
-    A shard is the part of the runs that one process, such as on another machine, carries out.
+    A shard is the part of the runs that one call of ``fedsim study`` carries out, perhaps on another
+    machine.
 
     Attributes:
         shares: cost of each shard, in their order; a study without shards has one entry.
         workers: count of worker processes of each shard.
-        tried: count of the variants with a run whose beginning was carried out, to measure its
-            cost. The cost of other variants is derived from these.
+        tried: count of the variants of which the beginning of one run was carried out, to measure
+            its cost. The cost of other variants is derived from these.
         variants: count of the variants that have runs to do.
         start_s: real time that a worker process needs to start (s).
     """

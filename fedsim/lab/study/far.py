@@ -150,7 +150,10 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
             worker.stop(signal.SIGINT)
 
     def report_news(**news: Any) -> None:
-        """Send a message of the worker; if it is the last one, store its outcome instead."""
+        """Send a message of the worker, given by its fields, to the study's process.
+
+        The last message (``ended``) is not sent: its entry ``run`` becomes the outcome instead.
+        """
         if news["event"] == "ended":
             outcome.update(news["run"])
         else:

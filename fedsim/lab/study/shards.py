@@ -63,11 +63,11 @@ class StudyShard:
 def predicted_work(scenario: Scenario) -> float:
     """Return the predicted work of a run, to split runs into even shares.
 
-    The work is the count of tasks of all rounds, times 1 plus the local epochs of a task. Only
-    ratios between runs of a study are meaningful. A run without a limit of rounds counts as 100
-    rounds. A round of an asynchronous strategy has one task for each update of the round
-    (``updates_of_round``). If the strategy sets local steps instead of epochs, ten steps count as
-    an epoch, because the true number of steps in an epoch depends on the data, which are not read.
+    The work is tasks x (1 + local epochs), with the tasks of all rounds. Only ratios between runs of
+    a study are meaningful. A run without a limit of rounds counts as 100 rounds. A round of an
+    asynchronous strategy has one task for each update of the round (``updates_of_round``). If the
+    strategy sets local steps instead of epochs, ten steps count as an epoch, because the true number
+    of steps in an epoch depends on the data, which are not read.
     """
     params = scenario.strategy
     rounds = params.horizon(scenario.stop).rounds or 100

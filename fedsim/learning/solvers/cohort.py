@@ -71,7 +71,7 @@ class StackKind(NamedTuple):
 class Cohort(Reference):
     """Solver that trains the models of several devices together, stacked by ``torch.func``.
 
-    A stack has a fixed count of lanes, each with one model, and all batches are padded to one size.
+    A stack has a fixed count of lanes, each with one model, and its batches are padded to one width.
     The bits of a result thus depend neither on the other lanes nor on the lane that computes it.
     Lanes that are left over repeat a training, and their results are dropped. A model that cannot
     be stacked is trained one device at a time, as by ``Reference``.
@@ -86,8 +86,9 @@ class Cohort(Reference):
     Attributes:
         lanes: count of models in a stack.
         obstacle: the reason why the module can never be stacked; "" if there is none.
-        stackable_widths: counts of samples in a padded batch for which ``try_stack`` has found that
-            stacks give correct results; trainings with other batches are carried out one at a time.
+        stackable_widths: widths (counts of samples in a padded batch) at which ``try_stack`` has
+            found that stacks give correct results. Trainings with batches of any other width are
+            carried out one at a time.
         one_by_one: names of operations of the module that torch cannot compute for a whole stack,
             and computes model by model.
     """

@@ -168,7 +168,7 @@ class Aggregation(Spec):
         return self
 
     def check(self, clients: int) -> None:
-        """Check that the values of the keys work with the count of updates in a round.
+        """Check that the parameters of this rule work with the count of updates in a round.
 
         Args:
             clients: count of updates that are combined into one model.

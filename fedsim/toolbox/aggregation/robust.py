@@ -380,8 +380,9 @@ def bulyan(models: list[Floats32], malicious: int) -> NDArray[np.floating]:
     selected values that are nearest to the median of the coordinate.
 
     Args:
-        models: the finite updates, [d] each.
-        malicious: f, the count of malicious updates to tolerate; fewer if n < 4 f + 3.
+        models: the n updates, of finite values, [d] each.
+        malicious: f, the count of malicious updates to tolerate. If n < 4 f + 3, the greatest count
+            that n allows takes its place.
 
     Returns:
         The aggregate, float64 [d].

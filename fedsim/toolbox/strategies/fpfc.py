@@ -174,14 +174,15 @@ class FPFC(Synchronous[FPFCParams]):
         """Return the message to a device: the model z_i towards which its training is pulled.
 
         z_i is the mean, over all devices j that have answered, of w_j + theta_ij - v_ij / rho: w_j
-        is the model of device j, theta_ij the penalised difference of the pair, and v_ij its dual.
+        is the model of device j, theta_ij the penalised difference of the pair, v_ij its dual, and
+        rho the weight of the quadratic penalty (``strategy.rho``).
         A device that has never answered receives the initial model.
 
         Args:
             device: ID of the device.
 
         Returns:
-            The content ``model``.
+            Contents with one entry, ``model``.
         """
         models = self.state.own  # device ID -> w_i, for devices that have answered
         pairs = self.state.pairs  # (smaller ID, larger ID) -> theta and v, as one array

@@ -414,8 +414,9 @@ class Intervals(AvailabilityModel):
     """Devices are on in the intervals of a CSV or Parquet file.
 
     The file has a row for each interval, in any order, and the columns ``device``, ``start`` and
-    ``end``. The column ``device`` (or ``phone``, ``client``, ``id``) has the numbers of devices, or
-    names for all devices, which are numbered in natural order. Other columns are refused, as they
+    ``end``. The column ``device`` (or ``phone``, ``client``, ``id``) has numbers of devices, or a
+    name for every device. Names are sorted, ``d2`` before ``d10``, and numbered from 0. Other
+    columns are refused, as they
     might mean that a device is off in an interval. A device without a row is never on. All times of
     a file are of the same form:
 

@@ -25,7 +25,7 @@ _LINUX_WINDOW = 3 * 2**20
 Source: ``tcp_rmem`` and ``tcp_adv_win_scale`` in the kernel's ip-sysctl.rst.
 """
 _MEASURED_S = 10.0  # length of a measurement (s); measured rates are means, slow start included
-_LEAST_SHARE = 0.1  # least share of the measured time that is left after slow start
+_LEAST_SHARE = 0.1  # share of the measured time that the rule leaves at least, after slow start
 _NEARLY = 0.1  # a rule holds up to this share beyond the values that it was fitted to
 
 

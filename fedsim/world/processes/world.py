@@ -69,7 +69,9 @@ class ProcessServices(Effects, Protocol):
         """Set an alarm at ``when`` (s) that fires an event, for which process ``number`` waits."""
 
     def take_saved(self, number: int, call: Call) -> Any:
-        """Return the saved message or computation that a process of a resumed run begins again.
+        """Return the saved message or computation that belongs to a call of a process.
+
+        When a run is resumed, its processes repeat their calls up to the time of the checkpoint.
 
         Args:
             number: index of the process in ``[world] processes``; the length of this list for a
@@ -77,7 +79,7 @@ class ProcessServices(Effects, Protocol):
             call: name and arguments of the method that the process calls.
 
         Returns:
-            The saved activity; None if no restore is going on.
+            The saved message or computation; None if no restore is going on.
         """
 
     def add_computation(self, process: int, *state: *ComputationState) -> ComputeActivity:
