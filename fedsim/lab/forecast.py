@@ -469,7 +469,7 @@ class Beginning:
             self.stopped = asyncio.run(simulation.run())
             recorder.close()
             self.real_s = time.perf_counter() - start
-            self.events = recorder.chain.count
+            self.events = recorder.fingerprint().count
             growing_tables = (files.EVENTS, files.TRANSFERS, files.ROUNDS)
             self.growing_bytes = sum((path / table).stat().st_size for table in growing_tables)
             parquet.write_devices(path, self.run.device_columns(), self.run.meters)

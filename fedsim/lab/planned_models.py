@@ -184,7 +184,6 @@ class PlannedSaving(Saving):
 
     @override
     def _save(self) -> None:
-        super()._save()
         self._run.learner.free_derived()
         encoder, tables = encode_models(self._run)
         self.links.save(encoder, len(json.dumps(tables, separators=(",", ":"))))

@@ -177,11 +177,10 @@ class Recorder:
         self._rows = []
         self._transfers = []
 
-    @property
-    def chain(self) -> EventChain:
-        """Fingerprint of all records so far, with their count.
+    def fingerprint(self) -> EventChain:
+        """Return the fingerprint of all records so far, with their count.
 
-        Access to this property first adds the rows collected in memory to the tables.
+        The rows that are collected in memory are first added to the tables.
         """
         self._flush_rows()
         return self._chain
@@ -210,7 +209,7 @@ class Recorder:
 
     def snapshot(self) -> RecorderState:
         """Return the state that a checkpoint saves; all rows are first written to the disk."""
-        chain = self.chain.snapshot()
+        chain = self.fingerprint().snapshot()
         parts = {name: table.flush() for name, table in self._tables.items()}
         if self._folder is not None:
             sync(self._folder)

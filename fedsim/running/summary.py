@@ -107,8 +107,9 @@ def _last_entries(
     packages = packages_of(run.scenario)
     if packages:
         entries["packages"] = packages
-    entries["events"] = recorder.chain.count
-    entries["events_sha256"] = recorder.chain.hexdigest()
+    fingerprint = recorder.fingerprint()
+    entries["events"] = fingerprint.count
+    entries["events_sha256"] = fingerprint.hexdigest()
     entries["events_block"] = ROWS_A_BLOCK
     entries["models_sha256"] = models_sha256
     entries["wall_s"] = wall_s

@@ -434,7 +434,7 @@ class Synchronous(Combining[S]):
             case RoundTimer.UNMASKED:
                 await self._close_round()
             case RoundTimer.DEADLINE:
-                self._end_open()
+                self._stop_waiting()
             case RoundTimer.QUESTIONS:
                 self._candidates.end()
 
@@ -451,8 +451,12 @@ class Synchronous(Combining[S]):
         elif may_train:
             self._wait()
 
-    def _end_open(self) -> None:
-        """End all tasks of the round that devices have not finished, with the outcome ``late``."""
+    def _stop_waiting(self) -> None:
+        """Stop waiting for the round's open tasks: its time is over, or it has enough updates.
+
+        The tasks end with the outcome ``late``. A strategy in which late clients go on
+        (``Traits.late_goes_on``) overrides this method, to close the round without ending tasks.
+        """
         for task in list(self.state.open):
             self.server.end(task, "late")
 
@@ -486,14 +490,14 @@ class Synchronous(Combining[S]):
     def _add_to_counts(self, message: TaskEnd) -> None:
         """Store the update of an ended task, or count the task as slow or disconnected.
 
-        When the round has enough updates, the tasks that still run are ended.
+        When the round has enough updates, it waits for no other task.
         """
         state = self.state
         match self._counted_as(message):
             case "valid":
                 state.received.append(Update.of(self.entry(message)))
                 if len(state.received) == self.params.enough:
-                    self._end_open()
+                    self._stop_waiting()
             case "slow":
                 state.slow += 1
             case "disconnected":

@@ -11,6 +11,7 @@ share stay shared. A snapshot is taken between two instants, and alarms (calls t
 later) are set again in order.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from fedsim.world.task_runner import RunnerState
 
 
-class Saving:
+class Saving(ABC):
     """Base of a class that saves a run at the rounds or times given by ``[checkpoint]``.
 
     It learns from the run's records that a round has ended or that time has passed.
@@ -88,14 +89,15 @@ class Saving:
         """Request a save of the run after all events of the present time."""
         if not self._is_requested:
             self._is_requested = True
-            self._run.simulation.between_instants(self._save)
+            self._run.simulation.between_instants(self._save_requested)
 
-    def _save(self) -> None:
-        """Save the run; called after all events of the time at which a save was requested.
-
-        The method of this base class only ends the request; a subclass adds the save.
-        """
+    def _save_requested(self) -> None:
         self._is_requested = False
+        self._save()
+
+    @abstractmethod
+    def _save(self) -> None:
+        """Save the run; called after all events of the time at which a save was requested."""
 
 
 class Checkpointer(Saving):
@@ -124,7 +126,6 @@ class Checkpointer(Saving):
         super().__init__(spec, run, recorder.last_time)
 
     def _save(self) -> None:
-        super()._save()
         self._run.learner.free_derived()
         encoder, checkpoint = _snapshot(self._run, self._recorder, self._origins)
         for value in encoder.objects:
@@ -162,7 +163,7 @@ def _snapshot(
         "progress": run.ending.progress,
     }
     tree = encoder.encode(state)
-    return encoder, store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
+    return encoder, store.Checkpoint(recorder.fingerprint().count, tree, encoder.arrays)
 
 
 def encode_models(run: "Run") -> tuple[Encoder, dict[str, object]]:

@@ -34,9 +34,11 @@ class Deadline(Spec):
     """Base of the rules for how long the clients of a round may take (``strategy.deadline``).
 
     A rule stores its memory between rounds in ``state``, an argument of its methods. When the time
-    of a round is over, the strategy ends the open tasks as late (``Synchronous._end_open``), unless
-    it lets them go on (``Traits.late_goes_on``). If the deadline bounds only the training
-    (``bounds_training``), the step ``Train`` of each client decides whether the client is late.
+    of a round is over, the strategy ends the open tasks as late (``Synchronous._stop_waiting``),
+    unless it lets them go on (``Traits.late_goes_on``). A step that is complete at that very time
+    still counts, and its task ends at the begin of the next step. If the deadline bounds only the
+    training (``bounds_training``), the step ``Train`` of each client decides whether the client is
+    late.
     """
 
     kind: str

@@ -390,9 +390,9 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         if not state.edges:
             await self._close_round()
 
-    def _end_open(self) -> None:
+    def _stop_waiting(self) -> None:
         self.state.over = True
-        super()._end_open()
+        super()._stop_waiting()
 
     async def aggregate(self) -> None:
         """Set the global model to the mean of the edge servers' models, weighted by samples.

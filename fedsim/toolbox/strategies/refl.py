@@ -173,7 +173,7 @@ class REFL(FedAvg[REFLParams]):
     State = REFLState
     state: REFLState
 
-    def _end_open(self) -> None:
+    def _stop_waiting(self) -> None:
         # the open tasks go on, and the round closes after all messages of this instant
         self.server.timer(_CLOSE_LATE, self.server.now)
 
