@@ -1,6 +1,7 @@
 """What the tests share: where real data are, and small scenarios."""
 
 import gc
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest
 import fedsim
 from fedsim.common import imports
 from tests.children import adopt_orphans, all_end
+from tests.shared import copy_of
 
 hypothesis.settings.register_profile("same-every-time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same-every-time")
@@ -161,10 +163,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any], 
         scenario = fedsim.Scenario(**sections)
         said = scenario.to_toml()
         if said not in originals:
-            original = tmp_path_factory.mktemp("made") / "run"
-            fedsim.run(scenario, original, executor="inline")
-            originals[said] = original
-        return Path(shutil.copytree(originals[said], folder))
+            name = f"made-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+            originals[said] = copy_of(
+                tmp_path_factory,
+                name,
+                lambda place: fedsim.run(scenario, place / "run", executor="inline"),
+            )
+        return Path(shutil.copytree(originals[said] / "run", folder))
 
     return make
 

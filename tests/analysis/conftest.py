@@ -16,6 +16,7 @@ from fedsim.records.reading import RunFolder
 from fedsim.testing import eventful_world
 from tests.benchmarks.hashes import OF_WORLDS
 from tests.benchmarks.hashes import STRATEGIES as HASHED
+from tests.shared import copy_of
 from tests.test_runs import STRATEGIES
 
 Made = Callable[[dict[str, Any], Path], Path]
@@ -172,9 +173,13 @@ def grouped_scenario() -> dict[str, Any]:
 def grouped(
     grouped_scenario: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> RunFolder:
-    folder = tmp_path_factory.mktemp("grouped") / "flexcfl"
-    fedsim.run(fedsim.Scenario(**grouped_scenario), folder, executor="inline")
-    run = RunFolder(folder)
+    scenario = fedsim.Scenario(**grouped_scenario)
+    place = copy_of(
+        tmp_path_factory,
+        "grouped",
+        lambda place: fedsim.run(scenario, place / "flexcfl", executor="inline"),
+    )
+    run = RunFolder(place / "flexcfl")
     kinds = {event["kind"] for event in run.events}
     assert {"arrival", "departure", "shift", "shift-test", "clustering", "server-transfer"} <= kinds
     assert any(

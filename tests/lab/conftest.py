@@ -14,6 +14,7 @@ from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study.folder import states, write_study
 from fedsim.lab.study.plan import read_study
 from fedsim.lab.study.worker import Worker
+from tests.shared import copy_of
 
 BASE: dict[str, Any] = {
     "name": "migrating",
@@ -110,7 +111,6 @@ def write(path: Path, tables: dict[str, Any]) -> Path:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of runs: with groups and without, on pooled data, and without learning."""
-    place = tmp_path_factory.mktemp("runs")
     pooled = {
         "data": BASE["data"] | {"pooled_from": 15},
         "population": {"devices": 1},
@@ -122,8 +122,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "pooled": {key: value for key, value in BASE.items() if key != "drift"} | pooled,
         "off": BASE | {"learning": "off"},
     }
-    for name, sections in made.items():
-        fedsim.run(fedsim.Scenario(**sections), place / name, executor="inline")
+
+    def make(place: Path) -> None:
+        for name, sections in made.items():
+            fedsim.run(fedsim.Scenario(**sections), place / name, executor="inline")
+
+    place = copy_of(tmp_path_factory, "runs", make)
     return {name: place / name for name in made}
 
 
@@ -132,7 +136,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished study with a grid, groups, references and targets, one of which
     nobody reaches.
     """
-    place = tmp_path_factory.mktemp("study")
     tables = {
         "name": "grouped | <b>not</b>",
         "base": BASE | {"stop": {"rounds": 3}},
@@ -143,4 +146,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "variants": {"fedavg": {}, "flexcfl": {"strategy": GROUPED}},
         "grid": {"population.stragglers.share": [0.0, 0.5]},
     }
-    return finish(write(place / "study.toml", tables), place / "out")
+
+    def make(place: Path) -> None:
+        finish(write(place / "study.toml", tables), place / "out")
+
+    return copy_of(tmp_path_factory, "study", make) / "out"
