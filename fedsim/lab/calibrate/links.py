@@ -188,7 +188,8 @@ class LinkSearch:
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
             capacity: capacity of the link that they share (bytes/s).
-            own_rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
+            own_rates: rates of the clients' links that explain the messages without a shared link
+                (bytes/s); float64 [clients].
         """
         separate_error = self._replay_error(own_rates, math.inf)
         return self._replay_error(rates, capacity) <= separate_error + _UNEVEN

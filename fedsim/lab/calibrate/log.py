@@ -448,7 +448,7 @@ def _iterate(rows: pd.DataFrame) -> Iterable[_Row]:
 
 
 def _find_problem(row: _Row) -> str | None:
-    """Return the reason why a row of a log cannot be used, as a sentence; None if it can."""
+    """Return a sentence on why a row of a log cannot be used; None if the row can be used."""
     if row.what not in _KINDS:
         hint = nearest(row.what, _KINDS)
         return f"what is {show_value(row.what)}; allowed are {', '.join(_KINDS)}{hint}"

@@ -129,7 +129,7 @@ def _spreads(seconds: Floats, owner: Ints, clients: int) -> Floats:
         clients: count of clients.
 
     Returns:
-        float64 [clients], NaN for a client without times.
+        The ratios, NaN for a client without times; float64 [clients].
     """
     spreads = np.full(clients, np.nan)
     for client_index in np.unique(owner).tolist():

@@ -51,8 +51,8 @@ AFTER = "after the last round"
 class PathStep:
     """Part of a round's critical path: what the round waited for in a stretch of its time.
 
-    It is a step of a task, such as ``train``, a message outside of tasks, or a wait in which nothing
-    was under way. A step that began before the round is cut to its part within the round.
+    It is a step of a task (such as ``train``), a message outside of tasks, or a wait in which
+    nothing was under way. A step that began before the round is cut to its part within the round.
 
     Attributes:
         step: name of the step; ``edge-transfer`` or ``message`` outside of tasks, ``wait`` if
@@ -313,7 +313,7 @@ class CriticalPaths:
         return by_number[number]
 
     def described_round(self, number: int) -> RoundPath:
-        """Return a round as ``round`` does, with pre-trainings named so as in pictures.
+        """Return a round as ``round`` does, with the steps of pre-trainings renamed as in figures.
 
         The step ``train`` of a task that trains no model of a round becomes ``pre-training``.
 
@@ -361,8 +361,8 @@ class CriticalPaths:
         number = finished.number
         end = finished.end
         start_fields = self._records.round_starts.get(number, {})
-        tasks = []  # of the round that went on at some time of the round
-        late = []  # devices whose tasks its end cut off
+        tasks = []  # tasks of this round that were under way at some time of the round
+        late = []  # devices whose tasks the end of the round cut off
         for task in self._records.tasks_of_round[number]:
             if task.end > start and task.start < end:
                 tasks.append(task)

@@ -19,8 +19,8 @@ from fedsim.lab.compare.ranking import RankedLine, Ranking
 if TYPE_CHECKING:
     import pandas as pd
 
-_RUNNERS_UP = 3  # most cells close to a front that are named
-_LEAST_PERCENT = 0.05  # difference (%) below which no figure is given
+_RUNNERS_UP = 3  # upper bound of the cells close to a front that are named
+_LEAST_PERCENT = 0.05  # difference (%) below which the text says "hardly"
 _NEAR = 1.5  # greatest ``CostPoint.factor`` of a runner-up
 _FIGURE = "figure"
 
@@ -91,7 +91,8 @@ class CostPoint(NamedTuple):
         factor: 1 if the point is on the Pareto front. Otherwise the least f such that both costs
             are at most f times the same costs of some point of the front; infinite if every point
             of the front has a cost of 0.
-        near: name of the line of this point of the front; empty if ``factor`` is 1 or infinite.
+        near: name of the line of the point of the front that has this f; empty if ``factor`` is 1
+            or infinite.
     """
 
     line: RankedLine
@@ -105,7 +106,8 @@ class CostPoint(NamedTuple):
 class ParetoFront:
     """Variants of a study compared by two costs, such as time and traffic to the target.
 
-    A variant is on the Pareto front if no other variant is better in both costs.
+    A variant is on the Pareto front if no other variant has one lower cost and the other cost not
+    higher.
 
     Attributes:
         first: ranking by the first cost.
@@ -119,7 +121,7 @@ class ParetoFront:
 
     @property
     def front(self) -> list[CostPoint]:
-        """Variants that no other variant beats in both costs, in order of the first cost."""
+        """Variants on the Pareto front, in order of the first cost."""
         return [point for point in self.points if point.factor == 1]
 
     @property

@@ -161,7 +161,7 @@ def _comparable_costs(
     lines: Mapping[int, ComparedLine],
     values: Mapping[int, Mapping[int, float]],
 ) -> dict[int, list[float | None]]:
-    """Return the values of each line as numbers of which less is better, in the order of its seeds.
+    """Return the values of each line as numbers where less is better, in the order of its seeds.
 
     Args:
         measure: the measure.

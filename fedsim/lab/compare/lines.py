@@ -41,7 +41,7 @@ class ComparedLine:
         study: name of the study's folder; empty for a single run.
         reference: whether the line is a reference, such as centralised training, which is shown but
             not ranked.
-        is_begun: whether any run of the line has a folder. No run has one before the first run
+        is_begun: whether any run of the line has a folder. No run has a folder before the first run
             begins, or if ``--only`` excludes the line.
         seeds_in_order: seeds of the finished runs before the first unfinished one.
         undone: seed and status of each run that is not done, such as ``failed`` or ``not begun``.
@@ -291,7 +291,7 @@ def _read_sources(paths: Sequence[str | Path], index: StudyIndex | None) -> list
 
 
 def _first_declared(values: Iterable[_Setting | None]) -> _Setting | None:
-    """Return the first of ``values`` that is neither None nor empty; None if all are."""
+    """Return the first of ``values`` that is neither None nor empty; None if there is none."""
     return next((value for value in values if value), None)
 
 

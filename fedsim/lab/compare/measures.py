@@ -208,11 +208,11 @@ _GOALS_WITHOUT_TARGET = {
     "accuracy": FINAL,
     "budget": WITHIN,
 }
-"""Goals without a target."""
+"""Measures of the goals that need no target, by name of the goal."""
 COST_GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds")
 GOALS = (*COST_GOALS, *_GOALS_WITHOUT_TARGET, *MORE_IS_BETTER)
-"""Goals of a study: the least cost to the target, battery charge or number of flat devices, or
-the best accuracy or metric.
+"""Goals of a study: the least cost to the target, the least charge drawn from batteries, the fewest
+empty batteries, or the best accuracy or metric.
 """
 
 

@@ -11,7 +11,7 @@ from fedsim.lab.compare.lines import some_names
 from fedsim.lab.compare.measures import Measure
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
 
-_MOST_DIGITS = 7  # most digits of the ends of a ratio's interval
+_MOST_DIGITS = 7  # the ends of a ratio's interval have fewer digits
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class Ranking:
             first: the line with the best mean.
         """
         ties = self.ties
-        near_names: list[str] = []  # of lines that more seeds may tell from the best
+        near_names: list[str] = []  # names of lines that more seeds may distinguish from the best
         more_seeds: list[int] = []
         for line in ties:
             count = self._count_more_seeds(line, first)

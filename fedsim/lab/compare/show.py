@@ -38,7 +38,7 @@ Form = Literal["csv", "markdown"]
 
 _WIDE = 10_000  # width (characters) of output that is no terminal, so that no line is wrapped
 _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
-_MOST_DIGITS = 6  # most digits of a mean
+_MOST_DIGITS = 6  # upper bound of the digits of a mean
 
 
 def print_short(console: "Console", comparison: Comparison) -> None:
@@ -131,8 +131,8 @@ def write_tables(path: Path) -> None:
 
     ``compare.csv`` and ``compare.md`` have the means of all variants side by side, ``paired.csv``
     their differences to the baseline by seed, and ``runs.csv`` the single runs. If the folder has
-    published figures of a paper, ``published.md`` compares these with the study. The tables depend
-    only on the study's runs, never on the time or the order of these runs.
+    published figures of a paper, ``published.md`` compares these with the study. The tables do not
+    depend on when, or in which order, the study's runs were made.
 
     Args:
         path: folder of the study.
@@ -157,7 +157,7 @@ def write_tables(path: Path) -> None:
 def to_csv(table: ComparedTable) -> str:
     """Format a table as CSV in full precision; a mean with its interval becomes three columns.
 
-    Cells are escaped so that no spreadsheet reads one as a formula.
+    Texts are escaped so that no spreadsheet reads a text as a formula.
     """
     file = io.StringIO()
     rows = zip(*((column.head, *column.cells) for column in plain_columns(table)), strict=True)
@@ -366,9 +366,9 @@ def _format_to_precision(
     factor = 1.0
     if column.unit == "bytes":
         letter, factor = _find_prefix(max(abs(values[0]), half))
-    # Two powers of ten, given by their exponents: of the last digit if the mean has
-    # ``_MOST_DIGITS`` digits, and of the half width's second digit. The coarser one is the last
-    # that is shown.
+    # Two exponents of powers of ten: ``finest`` for the last digit of a mean of ``_MOST_DIGITS``
+    # digits, ``second_of_half`` for the second digit of the half width. The greater exponent is
+    # that of the last digit shown.
     finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
     second_of_half = math.floor(math.log10(half / factor)) - 1
     decimals = -max(finest, second_of_half)

@@ -139,7 +139,7 @@ class MessageSpan:
             names.append((self.destination, self.source, False))
         ends = []
         for name, other, is_sent in names:
-            match = _NUMBERED.fullmatch(name)  # of a device or edge server, such as ``device 3``
+            match = _NUMBERED.fullmatch(name)  # None if ``name`` is no device and no edge server
             end = MessageEnd(
                 device=int(match[2]) if match else -1,
                 start=self.start,

@@ -19,7 +19,7 @@ COUNTED: tuple[AttemptOutcome, ...] = ("valid", "slow", "late", "lost")
 """Outcomes that are counted; nobody knows how a ``stopped`` attempt would have ended."""
 
 PRE_TRAINING = "pre-training"
-"""Kind, in pictures, of a training of a task that prepares."""
+"""Kind that figures show for a training in a task that prepares rounds (``is_preparation``)."""
 
 _OUTCOME_OF_TASK: Mapping[str, AttemptOutcome] = {
     "done": "valid",
@@ -131,7 +131,7 @@ class Attempts:
             end = ends.get(row["task"])
             task_steps = tuple(steps[task])
             end_s = self.history.end
-            task_outcome = "stopped"  # of a task that was open at the run's end
+            task_outcome = "stopped"  # the outcome if the task was open at the run's end
             if end is not None:
                 end_s = float(end["time"])
                 task_outcome = str(end["outcome"])
