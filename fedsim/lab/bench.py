@@ -43,7 +43,7 @@ BOARD = Path(__file__).parents[1] / "running" / "scenarios" / "worlds" / "board.
 ALL = "all"
 _STUDY = "bench"
 _TABLES = "tables.csv"  # file name of the digests, in the folder of the board
-# columns of devices in digests: the world determines them, and the run the others
+# columns of ``devices.parquet`` in digests; the world does not determine the other columns
 _DEVICE_COLUMNS = (
     "device",
     "speed",
@@ -58,7 +58,7 @@ _DEVICE_COLUMNS = (
 # columns of events in digests; ``data`` has losses, whose last bits differ between processors
 _EVENT_COLUMNS = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 _DIGITS = "%.12g"  # logarithms differ in the last bits between processors
-_MOST_NAMED = 6  # most tables that an error message names
+_MOST_NAMED = 6  # upper bound of the tables that an error message names
 # digests hold the availability only up to this simulated time (s), as runs of one world differ in
 # length
 _COMPARED_S = 60.0

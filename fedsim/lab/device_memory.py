@@ -41,7 +41,9 @@ def device_memory_lines(run: Run) -> list[str]:
 
 
 def _lines(run: Run, rooflines: Rooflines) -> Iterator[str]:
-    """Yield lines on each kind of device: one if devices train fewer layers, one if some cannot.
+    """Yield lines on each kind of device: one on devices that train only some layers, one on others.
+
+    The others cannot train at all. A line is left out if there are no such devices.
 
     Args:
         run: a run that has not begun.

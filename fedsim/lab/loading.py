@@ -351,7 +351,8 @@ class LoadedRun:
 
         Args:
             name: file name of the table.
-            json_column: name of a column to parse as JSON, whose empty cells become {}; "": none.
+            json_column: name of a column to parse as JSON, whose empty cells become {}; "" for no
+                such column.
         """
         with making_sense([self.path]):
             frame = as_frame(self._folder.table(name))

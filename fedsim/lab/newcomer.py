@@ -21,14 +21,14 @@ _WIDEST = 2048  # greatest width of a single hidden layer; a larger model has tw
 # size (bytes) above which a small model is trained instead; messages keep the large size
 _LARGEST_TRAINED = 8e6
 _SMALL_MODEL = 6e5  # bytes of the small model
-_EPOCHS = 2  # of each training
-_MOST_ALWAYS_SELECTED = 4  # most devices that are all clients of each round
-_LARGEST_COHORT = 20  # most clients of a round
+_EPOCHS = 2  # epochs of each training
+_MOST_ALWAYS_SELECTED = 4  # up to this count of devices, all are clients of each round
+_LARGEST_COHORT = 20  # upper bound of the clients of a round
 # deadlines to try, as multiples of the median time of a task
 _DEADLINE_FACTORS = (0.7, 1.0, 1.5, 3.0)
 # rate down, rate up (if it differs), and the first letter of their unit
 _RATE = re.compile(r"(?i)\s*([0-9.]+)\s*(?:/\s*([0-9.]+)\s*)?([kMG])(?:bit/s|bps)\s*")
-_OTHER_FIGURES = {"latency": "30 ms", "spread": "1.5"}  # of a link of which the user gives rates
+_OTHER_FIGURES = {"latency": "30 ms", "spread": "1.5"}  # of a link whose rates the user gives
 _PARAMETERS = {
     "resnet18": 11_689_512,
     "resnet50": 25_557_032,

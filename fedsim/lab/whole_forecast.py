@@ -223,7 +223,7 @@ def shared_link_lines(run: Run) -> list[str]:
     round_trip_s = 2 * float(np.median(network.latencies[_SAMPLED]))
     if round_trip_s < _LONG_ROUND_TRIP_S:
         return []
-    # until all uploads of a round, which share the link, are done
+    # time until all uploads of a round, which share the link, are done
     upload_s = run.at_once * run.dispatch.envelopes.up.model_bytes / link_rate
     if upload_s > _MANY_ROUND_TRIPS * round_trip_s:
         return []

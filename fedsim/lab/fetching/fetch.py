@@ -25,7 +25,7 @@ DOWNLOADS = "downloads"
 """Folder under the folder of data sets that keeps incomplete downloads."""
 
 RECEIPT = "fetched.json"
-"""File in the folder of a data set: what was fetched from where."""
+"""File in the folder of a data set that lists the fetched files, their sizes and addresses."""
 
 FileState = Literal["there", "part", "missing"]
 
@@ -81,7 +81,7 @@ class FetchPlan:
 
     @property
     def disk_bytes(self) -> int:
-        """Upper bound of the disk space (bytes) that the plan's downloads and unpacked files need."""
+        """Upper bound of the disk space for the plan's downloads and unpacked files (bytes)."""
         unpacked_bytes = 0
         for planned in self.missing:
             unpacked_bytes += sum(member.limit for member in planned.file.members.values())

@@ -1,8 +1,8 @@
 """Fairness of a run: how evenly it selected devices, and how equal accuracies are.
 
-A selection is a task of a round, or of a model version if the strategy has no rounds. A task and its
-continuations in the same round are one selection. Tasks outside of rounds, such as reports, profiling
-and tests, are no selections.
+A selection is a task of a round, or of a model version if the strategy has no rounds. A task and
+its continuations in the same round are one selection. Tasks outside of rounds, such as reports,
+profiling and tests, are no selections.
 """
 
 import math

@@ -70,7 +70,7 @@ class History:
         """DataFrame of the tasks that ended, a row for each.
 
         Columns are ``device``, ``task``, ``end`` (s), ``outcome``, and ``period``, the count of
-        rounds that ended before.
+        rounds that ended before the task's end.
         """
         ends = self.of("task-end")[["device", "task", "time", "outcome", "period"]]
         ends = ends.rename(columns={"time": "end"})
@@ -216,12 +216,12 @@ class History:
     def assignments(self) -> pd.DataFrame:
         """DataFrame of the assignments of devices to groups, in the order of the records.
 
-        Columns are ``time`` (s), ``device``, ``period`` (count of rounds ended before), the new
-        ``group``, the previous group (``before``), and the reason (``why``). A group of -1 stands
-        for no group.
+        Columns are ``time`` (s), ``device``, ``period`` (count of rounds that ended before the
+        assignment), the new ``group``, the previous group (``before``), and the reason (``why``). A
+        group of -1 stands for no group.
         """
         records = self.of("assign")
-        fields = [parse_data(text) for text in records["data"]]  # of each record, in JSON
+        fields = [parse_data(text) for text in records["data"]]  # further fields of each record
         assignments = records[["time", "device", "period", "group"]].reset_index(drop=True)
         assignments["before"] = pd.Series([record["before"] for record in fields], dtype=float)
         assignments["why"] = pd.Series([str(record["why"]) for record in fields], dtype=str)
@@ -242,9 +242,9 @@ class History:
     def marks(self) -> pd.DataFrame:
         """DataFrame of instants that pictures mark: arrivals, departures, data shifts and moves.
 
-        Columns are ``time`` (s), ``device``, ``period`` (count of rounds ended before) and
-        ``kind``: ``arrival``, ``departure``, ``shift``, ``noticed`` (a test detected a shift) or
-        ``move`` (from one group to another). Rows are sorted by kind, in this order.
+        Columns are ``time`` (s), ``device``, ``period`` (count of rounds that ended before the
+        instant) and ``kind``: ``arrival``, ``departure``, ``shift``, ``noticed`` (a test detected a
+        shift) or ``move`` (from one group to another). Rows are sorted by kind, in this order.
         """
         tests = self.of("shift-test")
         has_fired = [parse_data(text)["fired"] for text in tests["data"]]
@@ -350,6 +350,6 @@ def _next_start(rows: pd.DataFrame, end: "float | pd.Series[float]") -> "pd.Seri
 
     Args:
         rows: DataFrame with ``device`` and ``start``, sorted by both.
-        end: value for last rows, common or by row.
+        end: result for the last row of each device: one value for all, or a value for each row.
     """
     return rows["start"].shift(-1).where(rows["device"].shift(-1) == rows["device"], end)

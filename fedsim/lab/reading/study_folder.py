@@ -55,8 +55,8 @@ class IndexedVariant(_IndexPart):
     Attributes:
         name: name of the variant.
         label: label for users, such as ``flexcfl, share=0.3``; unique within the study.
-        point: one value of each key of the grid. Before them are, if the study has them, ``size``
-            (such as a small or a full study) and ``part`` (some of the variants).
+        point: one value of each key of the grid. If the study has sizes or parts, the first keys
+            are ``size`` (such as a small or a full study) and ``part`` (some of the variants).
         changes: dict from key to value, of all other changes of the base scenario.
         reference: whether the variant is a reference of the study: ``centralised`` training on all
             data, or ``local`` training on each device.

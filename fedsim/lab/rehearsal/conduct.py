@@ -37,10 +37,10 @@ from fedsim.world.network.traced import TracedRate
 MEASURED = "rehearsed"
 """Name of the measured run folder in a rehearsal's folder."""
 SHORT_WAIT_S = 0.2
-"""Longest wait of Flower's processes between two looks, unless Flower's own waits are rehearsed."""
+"""Default of ``RehearsalPlan.waits_s``, the longest time between two polls of a process (s)."""
 _SUPERLINK_PORT = 8000
 _PATIENCE_S = 600.0  # real time for the start of all nodes (s)
-_RUNTIME_PORT = 8080  # of a SuperNode in a namespace of its own
+_RUNTIME_PORT = 8080  # port of each SuperNode if nodes have network namespaces
 _MBIT_PER_BYTE = 8e-6
 _POLL_S = 0.05  # interval in which a rehearsal looks for the app's end and the devices' changes (s)
 _FOLDERS = ("app", "logs", "steps", "homes")
@@ -340,7 +340,7 @@ class _Rehearsal:
         Raises:
             SimulationError: the app has failed.
         """
-        begin: float | None = None  # real time (epoch, s)
+        begin: float | None = None  # real time of the run's begin (s since 1970); None before it
         changes = self._availability_changes()  # in the order of their times
         while app.poll() is None:
             time.sleep(_POLL_S)
@@ -366,7 +366,7 @@ class _Rehearsal:
 
         At time 0, only the devices that are unavailable then have an entry.
         """
-        # of a scenario without a limit of time, the changes of the first day
+        # without a time limit in the scenario, only the changes of the first day
         end_s = self._scenario.stop.simulated_time or 24 * 3600.0
         columns: Mapping[str, list[float]] = {
             name: values.tolist() for name, values in self._run.availability_columns(end_s).items()

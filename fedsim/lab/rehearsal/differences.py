@@ -105,7 +105,7 @@ def read_times(folder: Path) -> RunTimes:
     run = RunFolder(folder)
     tasks: dict[int, TaskTimes] = {}  # by ID of the task, in the order of their begins
     first_tasks: dict[tuple[int, int], TaskTimes] = {}  # by round and device
-    step_starts: dict[int, float] = {}  # of each task's present step (s); a task has one at a time
+    step_starts: dict[int, float] = {}  # begin of each task's running step (s), by ID of the task
     rounds: list[RoundTimes] = []
     round_start_s = 0.0
     for row in run.events_of(_KINDS, _COLUMNS):
@@ -276,7 +276,7 @@ def _lengths(task: TaskTimes) -> dict[str, float]:
 
 
 def compare(simulated: Path, measured: Path, wire: WireCounters | None = None) -> Differences:
-    """Compare the times of a real run with those of its simulation.
+    """Compare the times of a real run with the times of its simulation.
 
     Args:
         simulated: the simulated run folder.

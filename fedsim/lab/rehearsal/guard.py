@@ -48,10 +48,10 @@ def guard(lines: Iterable[str]) -> None:
 
 
 def _wait_for(groups: list[int]) -> None:
-    """Wait until all processes have ended, for ``_GRACE_S`` seconds at most.
+    """Wait until no process of some groups is left, for ``_GRACE_S`` seconds at most.
 
     Args:
-        groups: IDs of their process groups.
+        groups: IDs of the process groups.
     """
     deadline = time.monotonic() + _GRACE_S
     while time.monotonic() < deadline and any(map(_exists, groups)):

@@ -98,7 +98,7 @@ def describe(out: Path) -> list[str]:
     names = list(simulated_only(scenario, has_namespaces=wire is not None, trains=trains))
     if names:
         text.append(f"simulated, and not rehearsed: {', '.join(names)}")
-    calibrated: Differences | None = None  # a short rehearsal cannot be calibrated
+    calibrated: Differences | None = None  # None if the rehearsal is too short for a fit
     try:
         if not (out / CALIBRATED).exists():
             text += list(_calibrate(out))

@@ -34,7 +34,7 @@ _TUNSETIFF = 0x400454CA
 _DELAY_TABLE = 100  # number of the routing table of packets that are delayed
 _SOURCE_NETWORK = 14  # index in an IPv4 packet of the third byte of the source address
 _DESTINATION_NETWORK = 18
-_LEAST_BURST = 8_000  # bytes
+_LEAST_BURST = 8_000  # least size of a token bucket (bytes)
 _BURST_S = 0.001  # a bucket holds at least what its link sends in this time (s)
 
 
@@ -70,6 +70,10 @@ class Namespaces:
     Args:
         server: the server's link.
         clients: the links of the clients.
+
+    Attributes:
+        names: names of the namespaces in the system, such as ``fedsim1234-core``, that are made and
+            not yet removed.
     """
 
     def __init__(self, server: NodeLink, clients: Sequence[NodeLink]) -> None:

@@ -23,15 +23,15 @@ from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 from fedsim.version import __version__
 
-_WIDTH = 1160.0  # of the picture (pixels)
+_WIDTH = 1160.0  # width of the picture (pixels)
 _LEFT = 90.0  # room for names (pixels)
-_LANE = 9.0  # height of a bar
-_GAP = 12.0  # between devices
-_TOP = 24.0  # room for the axis
-_MARGIN = 10.0  # on the right and below
-_TICKS = 10  # most ticks of the axis
+_LANE = 9.0  # height of a bar (pixels)
+_GAP = 12.0  # gap between the bars of two devices (pixels)
+_TOP = 24.0  # room for the axis (pixels)
+_MARGIN = 10.0  # margin on the right and below (pixels)
+_TICKS = 10  # upper bound of the count of ticks on the axis
 _END_SHARE = 0.03  # last share of the axis, in which a tick has its text on the left
-_UNMARKED = ("done", "stopped")  # outcomes without a mark
+_UNMARKED = ("done", "stopped")  # outcomes for which a task has no mark at its end
 _SHEET = """
 .tasks { display: block; width: 100%; min-width: 760px; height: auto; filter: var(--dark); }
 .tasks text { font: 11px sans-serif; fill: #444; }
@@ -93,7 +93,7 @@ def _footer_text(run: RunFolder) -> str:
     Args:
         run: the measured run folder of the rehearsal.
     """
-    settings = run.summary["measured"]  # of the rehearsal, and versions of its software
+    settings = run.summary["measured"]  # settings of the rehearsal, and versions of its software
     training = "training slept for the scenario's time" if settings["pace"] else "training was real"
     waits = ""
     if "longest_wait_s" in settings:  # folders of earlier versions lack it

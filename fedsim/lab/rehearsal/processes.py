@@ -89,8 +89,8 @@ class RehearsalProcesses:
     def give_real_time_priority(self) -> None:
         """Give all threads of the rehearsal's processes real-time priority, if that is allowed.
 
-        Other programs of this machine then delay them less: in a real deployment, each device has a
-        machine of its own.
+        Other programs of this machine then delay the rehearsal less. In a real deployment, each
+        device has a machine of its own.
         """
         groups = {process.pid for process in self._started.values()}
         for stat in Path("/proc").glob("[0-9]*/stat"):
