@@ -71,7 +71,7 @@ def out(
     Args:
         text: help text of the option.
         required: whether the option must be given.
-        kind: type of the path, by default that of a folder.
+        kind: click's type of the path; by default a path, returned as ``Path``.
     """
     return click.option("--out", type=kind, required=required, help=text)
 

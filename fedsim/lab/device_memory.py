@@ -41,9 +41,9 @@ def device_memory_lines(run: Run) -> list[str]:
 
 
 def _lines(run: Run, rooflines: Rooflines) -> Iterator[str]:
-    """Yield lines on each kind of device: one on devices that train only some layers, one on others.
+    """Yield up to two lines on each kind of device that lacks memory for training.
 
-    The others cannot train at all. A line is left out if there are no such devices.
+    One is on devices that train only the last layers, one on devices that cannot train at all.
 
     Args:
         run: a run that has not begun.

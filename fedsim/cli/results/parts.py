@@ -92,7 +92,7 @@ class ColumnResult(ResultEntries):
 class ShareCostResult(ResultEntries):
     """Predicted time, memory and disk space of the runs that a study still has to do.
 
-    The runs are those of one shard (``--shard``), or of the whole study without shards.
+    They are the runs of one shard (``--shard``), or without ``--shard`` all runs of the study.
     """
 
     runs: int
