@@ -68,6 +68,8 @@ _COMPARED_S = 60.0
 class BoardLine:
     """Costs of a strategy in one of the bench's standard worlds: means over seeds.
 
+    A world is a scenario with fixed devices, network and data.
+
     Attributes:
         strategy: name of a variant of the study ``bench``.
         world: name of a standard world, which is a part (``[parts]``) of the study ``bench``.
@@ -127,7 +129,7 @@ def bench(
 
     Raises:
         ScenarioError: there are ``changes``, but all strategies are on the board.
-        FedsimError: see ``run_study``.
+        FedsimError: a scenario or its data are invalid, or a run has failed.
     """
     study = _study_of(strategies, changes)
     run_study(study, out, seeds=seeds, workers=workers, allow_code=allow_code)
@@ -296,7 +298,7 @@ def _digest(content: bytes) -> str:
 
 
 def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
-    """Return the tables of the bench's worlds that the published results had with other content.
+    """Return the tables of the bench's worlds that differ from those of the published results.
 
     Ranks compare new runs with the board, the CSV file of published results, so both need equal
     devices, data and availability. A file beside the board has digests of these tables. A table

@@ -29,7 +29,7 @@ class _MemoryShortage:
 def device_memory_lines(run: Run) -> list[str]:
     """Return up to two lines for the user on each kind of device that lacks memory for training.
 
-    The list is empty if all devices have enough memory, or if the scenario does not state it.
+    The list is empty if all devices have enough memory, or if the scenario states no memory.
 
     Args:
         run: a run that has not begun.

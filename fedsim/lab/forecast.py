@@ -491,14 +491,14 @@ class Beginning:
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
         """Measure the real time of SGD steps and of tests.
 
-        For the steps, some trainings of the trial are computed with real models. They are from the
-        middle of the trial, as many as the trial had for each test. For the tests, the initial
-        model is tested twice, because the first test takes longer.
+        For the steps, some trainings of the trial are computed with real models: those between two
+        tests in the middle of the trial. For the tests, the initial model is tested twice, because
+        the first test takes longer.
 
         Args:
             core: learning that trains and tests real models.
             patience_s: real time (s) that the trainings may take. If the first test takes longer,
-                there is no second one.
+                there is no second test.
 
         Returns:
             Real time (s) of an SGD step of a single device, and of a test of the models.

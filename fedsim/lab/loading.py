@@ -243,7 +243,7 @@ class LoadedRun:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """DataFrame with one row per round (of an asynchronous strategy, per aggregation).
+        """DataFrame with one row per round, or per aggregation of an asynchronous strategy.
 
         Columns include accuracy and loss on test data, selected and completed clients, and bytes.
         """

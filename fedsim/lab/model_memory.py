@@ -287,7 +287,7 @@ def _state_need(run: Run, counts: ModelCounts) -> Need:
 
     Args:
         run: the run.
-        counts: counts of models at its end.
+        counts: predicted counts and sizes of the models of the whole run.
     """
     training = run.scenario.training
     holders = 0
@@ -306,7 +306,7 @@ def saved_needs(run: Run, counts: ModelCounts, rounds: float) -> list[Need]:
 
     Args:
         run: the run.
-        counts: counts of models at its end.
+        counts: predicted counts and sizes of the models of the whole run.
         rounds: count of rounds of the whole run.
     """
     scenario = run.scenario
@@ -327,7 +327,7 @@ def _checkpoints_bytes(run: Run, counts: ModelCounts, rounds: float) -> float:
 
     Args:
         run: the run.
-        counts: counts of models at its end.
+        counts: predicted counts and sizes of the models of the whole run.
         rounds: count of rounds of the whole run.
     """
     scenario = run.scenario

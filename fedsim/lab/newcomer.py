@@ -248,9 +248,10 @@ def _choose_deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
 
 
 def hidden_for(parameters: int) -> list[int]:
-    """Return hidden widths of a perceptron for digits with about ``parameters`` weights.
+    """Return the widths of the hidden layers of a perceptron with about ``parameters`` weights.
 
-    There is one layer, or two if one layer would be wider than 2048.
+    The perceptron classifies scikit-learn's digits. It has one hidden layer, or two if one layer
+    would be wider than 2048.
     """
     # one layer of width w has (features + 1) w + (w + 1) classes weights
     single_width = (parameters - _CLASSES) / (_FEATURES + 1 + _CLASSES)

@@ -68,7 +68,7 @@ def describe(fitted: Fitted, log: Log, presence: Presence | None) -> Iterator[st
 
     Args:
         fitted: the clients' fitted speeds and links, with further estimates and notes.
-        log: the log.
+        log: the log to which they were fitted.
         presence: estimates of online and unreachable phases; None if the log has none.
     """
     yield from _describe_world(fitted, log)

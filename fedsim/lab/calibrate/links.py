@@ -217,15 +217,15 @@ class LinkSearch:
     def is_at_highest_rate(self, rates: Floats) -> Flags:
         """Find the clients whose rates may be alike because one shared link limits them all.
 
-        They are the clients within 3 % of the highest rate. A busy period is a time without a
-        break between transfers.
+        They are the clients whose rates are within 3 % of the highest rate.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
 
         Returns:
             Whether each client is one of them; bool [clients]. All are False if there are fewer
-            than five such clients, or if some busy period lacks one of them.
+            than five such clients, or if one of them sends nothing in some busy period (a time
+            without a break between transfers).
         """
         is_highest = np.nan_to_num(rates) >= (1 - _ALIKE) * np.nanmax(rates)
         members = np.flatnonzero(is_highest)

@@ -135,8 +135,8 @@ def replay_transfers(
 ) -> Floats:
     """Replay downloads or uploads of a log over fitted links, and return their durations.
 
-    The fit compares them with the logged durations. Each transfer begins at its time in the log, or
-    when the client's previous transfer has ended.
+    The fit compares these durations with the logged durations. Each transfer begins at its time in
+    the log, or when the client's previous transfer has ended, whichever is later.
 
     Args:
         world: the fitted world.

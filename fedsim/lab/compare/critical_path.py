@@ -165,7 +165,7 @@ class RoundPath:
 
     @property
     def totals(self) -> dict[str, float]:
-        """Seconds of the round by kind of waiting, such as ``computing``, the most first.
+        """Seconds of the round by kind of waiting, such as ``computing``, the longest first.
 
         They sum to the length of the round.
         """
@@ -340,7 +340,7 @@ class CriticalPaths:
 
     @cached_property
     def totals(self) -> dict[str, float]:
-        """Seconds of the whole run by kind of waiting, such as ``computing``, the most first.
+        """Seconds of the whole run by kind of waiting, such as ``computing``, the longest first.
 
         Time after the last round is a separate kind. The seconds sum to the length of the run.
         """

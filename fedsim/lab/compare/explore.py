@@ -240,8 +240,9 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
 def in_words(answer: WorldAnswer) -> list[str]:
     """Return sentences for people that compare the variants of a world, and the keys of the grid.
 
-    The first sentences name the variants that no other variant beats in two costs, such as time and
-    traffic. The last one states how much of the variance of the goal's measure each key explains.
+    A world is the devices, network and data that variants share. The first sentences name the
+    variants that no other variant beats in two costs, such as time and traffic. The last sentence
+    states how much of the variance of the goal's measure each key explains.
 
     Args:
         answer: the comparison of the variants in one world.

@@ -72,7 +72,8 @@ class Reading(Spec):
         event: kind of the records, such as ``assign``.
         number: index of the record for ``rounds before``, from 1.
         figure: name of a measure of ``fedsim.lab.compare.measures``, which replaces ``take``.
-        ledger: ledger by which ``figure`` counts bytes.
+        ledger: traffic that ``figure`` counts: ``strict`` for all bytes, ``paper`` for the bytes
+            that papers count.
         over, minus: ``variant`` or grid values of a second variant. The figure is divided by, or
             reduced by, the figure of this variant, seed by seed.
         tolerance: greatest difference of the mean from the published figure; None if the figure

@@ -78,11 +78,11 @@ class LineDecision:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences that follow the sentence on the best variant, which is not among them.
+        """Sentences about the decision, to print after a sentence that names the best variant.
 
-        They state which other variants may be the best (or how many, if it is not decided), how
-        many variants were dropped as worse, and how many runs and how much real time the decision
-        took.
+        They state which other variants may be the best (or only their count, if it is not decided),
+        how many variants were dropped as worse, and how many runs and how much real time the
+        decision took.
         """
         words = []
         outcome = self.outcome

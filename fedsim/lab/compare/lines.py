@@ -391,7 +391,9 @@ def _find_baseline(
 
 
 def short_key(key: str, keys: Iterable[str]) -> str:
-    """Return the last part of a dotted key, or the whole key if another key ends in this part.
+    """Return the last part of a dotted key, such as ``lr`` for ``training.lr``.
+
+    If another key ends in this part, the whole key is returned.
 
     Args:
         key: a dotted key.

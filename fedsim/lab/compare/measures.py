@@ -246,11 +246,12 @@ def read_goal(
         limits: values of ``--budget``, as ``KEY=VALUE``.
 
     Returns:
-        The goal and the limits by cost; None for each that the options do not set. If there are
-        limits, the goal is ``budget``.
+        The goal (None if it is not given), and a dict from cost to limit (None without limits). If
+        there are limits, the goal is ``budget``.
 
     Raises:
-        ScenarioError: an option is wrong, or the two contradict each other.
+        ScenarioError: the goal is unknown, a limit has an unknown key or a wrong value, the goal
+            ``budget`` has no limits, or another goal has limits.
     """
     if goal is not None and goal not in GOALS:
         raise ScenarioError(
@@ -302,7 +303,7 @@ def measures(targets: Sequence[Target] = ()) -> list[Measure]:
     """Return all measures by which runs are compared, such as time, in the order of table columns.
 
     Args:
-        targets: each target adds six costs until it is reached.
+        targets: targets; for each of them, six costs until it is reached are among the measures.
     """
     before_targets = [
         measure for measure in _MEASURES.values() if measure.topic in ("accuracy", "cost")
@@ -315,7 +316,7 @@ def measures(targets: Sequence[Target] = ()) -> list[Measure]:
 
 
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
-    """Return two measures, final and best value, for each metric that any run has."""
+    """Return two measures, final and best value, for each metric (such as perplexity) of runs."""
     more_is_better = {}
     for run in runs:
         for name, metric in run.summary.get("metrics", {}).items():

@@ -67,7 +67,7 @@ def _read_row(row: object) -> object:
 
 
 class PublishedRow(Spec):
-    """Row of a table in a paper, and which variant of a study computes the same.
+    """Row of a table in a paper, and the variant of a study that reproduces the row.
 
     Attributes:
         name: name by which figures and claims of the table refer to the row.
@@ -120,7 +120,8 @@ class PublishedFigures(Spec):
             one number per measure, or a dict by measure, such as ``{"fedavg": 91.2}``. If ``at``
             lists values, this may be a dict from value to such a dict instead, such as
             ``{"0.1": {"fedavg": 91.2}}``.
-        tolerance: greatest allowed difference by row, instead of the tolerances of the measures.
+        tolerance: dict from name of a row to the greatest allowed difference, instead of the
+            tolerances of the measures.
         claims: claims of the paper on the rows.
         note: note for readers.
     """

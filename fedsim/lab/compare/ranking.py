@@ -168,10 +168,10 @@ class Ranking:
     def sentences(self) -> list[str]:
         """Sentences for people on the result of the ranking.
 
-        They name the best line (variant or run), the next line, and the baseline. The last ones
-        state how certain the result is, such as which lines cannot be distinguished from the best
-        one. If such lines exist, the first sentence names no best line, unless the study has
-        decided on one (``--until-sure``). The list is empty if fewer than two lines compete.
+        They name the best line (variant or run), the next line, and the baseline. The last
+        sentences state how certain the result is, such as which lines cannot be distinguished from
+        the best line. If such lines exist, the first sentence names no best line, unless the study
+        has decided on one (``--until-sure``). The list is empty if fewer than two lines compete.
         """
         ranked = self.ranked
         # a line without a rank, as it misses a value in a run, competes too

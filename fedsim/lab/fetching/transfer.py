@@ -37,7 +37,7 @@ class _UnusableError(Exception):
 
 
 def check_address(url: str, option: str = "url") -> None:
-    """Raise ``ScenarioError`` if an address is not of HTTP or HTTPS with a host.
+    """Raise ``ScenarioError`` if an address has no host, or is not of HTTP or HTTPS.
 
     Args:
         url: the address.

@@ -248,7 +248,7 @@ class Activities:
 
     @cached_property
     def steps(self) -> list[StepSpan]:
-        """All steps of tasks (such as ``train``), task by task, each task's in order of time."""
+        """All steps of tasks (such as ``train``), task by task, each task's steps in order."""
         table = self.history.steps
         columns = (
             *(table[name].tolist() for name in ("device", "start", "end", "step", "task")),
@@ -360,7 +360,7 @@ class Activities:
 
     @cached_property
     def edge_outages(self) -> list[TimeSpan]:
-        """Intervals in which an edge server was out of order; ``device`` is its index."""
+        """Intervals in which an edge server was out of order; ``device`` is the server's index."""
         return _spans(self.history.lost_edges)
 
     @cached_property

@@ -45,7 +45,7 @@ class Attempt:
         group: ID of the group, if any.
         start: begin of the task (s).
         end: end of the task (s); the run's end if the task was open then.
-        outcome: ``valid``; ``slow`` if the client answered without one finished epoch; ``late`` if
+        outcome: ``valid``; ``slow`` if the client answered without a finished epoch; ``late`` if
             the server ended the task, or the model did not fit into memory; ``lost`` if the device
             disconnected, left, or ran flat; ``stopped`` if the run ended first.
         is_preparation: whether the task trains no model of a round, but prepares rounds: for

@@ -168,7 +168,7 @@ class History:
     def devices_with_phases(self) -> Ints:
         """IDs, ascending, of the devices for which the run has recorded when they were reachable.
 
-        Of other devices, ``away`` has only the times when they were switched off. Empty for an
+        For other devices, ``away`` has only the times when they were switched off. Empty for an
         unfinished run.
         """
         return self._phases["device"].unique()

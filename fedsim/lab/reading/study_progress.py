@@ -53,7 +53,7 @@ class ProgressFile:
         self._written_at = time.monotonic()
 
     def take_share(self, label: str, share: float) -> None:
-        """Store the progress of a run, and write the file if it is older than two seconds.
+        """Store the progress of a run, and write the file, at most every two seconds.
 
         Args:
             label: name of the run.
@@ -63,7 +63,7 @@ class ProgressFile:
         self._write()
 
     def take_note(self, label: str, note: str) -> None:
-        """Store a line of text about a run, and write the file if it is older than two seconds.
+        """Store a line of text about a run, and write the file, at most every two seconds.
 
         Args:
             label: name of the run.

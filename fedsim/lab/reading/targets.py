@@ -97,7 +97,7 @@ def costs_until_target(
         traffic += total_of_round(row)
         if not target.is_reached(row.get(target.metric), summary):
             continue
-        # in the order of ``COSTS``
+        # values in the order of ``COSTS``
         costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
         for name in _METERED_COSTS:
             values = [earlier[name] for earlier in rows[:count] if earlier.get(name) is not None]
@@ -118,7 +118,7 @@ def best_accuracy_within(rows: Sequence[RecordData], budget: Mapping[str, float]
     Returns:
         The accuracy (0..1); None if there was no test within the budget.
     """
-    costs = dict.fromkeys(("bytes", *_METERED_COSTS), 0.0)  # from the begin of the run
+    costs = dict.fromkeys(("bytes", *_METERED_COSTS), 0.0)  # costs since the begin of the run
     best = None
     for row in rows:
         costs["time"] = row["time"]

@@ -129,7 +129,8 @@ def refuse(scenario: Scenario, out: Path, plan: RehearsalPlan) -> None:
         plan: options of the rehearsal.
 
     Raises:
-        ScenarioError: the scenario or this machine does not allow it, or the port is taken.
+        ScenarioError: the scenario or this machine does not allow the rehearsal, or the port is
+            taken.
         RunFolderError: ``out`` has a rehearsal already.
     """
     reasons = list(obstacles(scenario, has_namespaces=plan.has_namespaces))

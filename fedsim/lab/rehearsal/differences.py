@@ -241,7 +241,7 @@ class UndoneTask(NamedTuple):
         device: ID of the device.
         simulated: outcome in the simulation, such as ``late``; ``not asked`` if the simulation has
             no such task.
-        measured: outcome in the rehearsal, in the same words.
+        measured: outcome in the rehearsal; ``not asked`` if the rehearsal has no such task.
     """
 
     round: int

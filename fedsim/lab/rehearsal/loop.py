@@ -41,8 +41,8 @@ def rehearse_beside(
 ) -> list[str]:
     """Simulate a scenario, run it for real (a rehearsal), and compare the times of both.
 
-    Speeds and links are then fitted to the rehearsal (a calibration), and a simulation with these
-    is compared too.
+    Speeds and links are then fitted to the rehearsal (a calibration). A simulation with the fitted
+    values is compared too.
 
     Args:
         scenario: the scenario.
@@ -77,7 +77,7 @@ def simulate(scenario: Scenario, folder: Path) -> None:
 
 
 def describe(out: Path) -> list[str]:
-    """Compare a rehearsal with its simulations, write the page of the comparison, and describe it.
+    """Compare a rehearsal with its simulations, as an HTML page and as text.
 
     If the folder lacks the simulation with speeds and links that are fitted to the rehearsal, the
     fit and this simulation are made first.

@@ -121,7 +121,7 @@ class Namespaces:
 
     @property
     def has_latency(self) -> bool:
-        """Whether any client's link has a latency, which needs the process of ``delaying``."""
+        """Whether any client's link has a latency, so that the command ``delaying`` has to run."""
         return any(link.latency_ms for link in self._clients)
 
     def within(self, where: str) -> list[str]:
