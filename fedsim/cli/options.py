@@ -138,7 +138,7 @@ CHANGES = changes(
 def tell_dropped(line: str) -> None:
     """Print a note to stderr that a key of a scenario was dropped, unless ``--quiet`` is given.
 
-    Keys are dropped if ``--set`` changes the ``kind`` of their table to one without such keys.
+    Keys are dropped if ``--set`` changes the ``kind`` of their table to a kind without such keys.
 
     Args:
         line: the note, which names the key.

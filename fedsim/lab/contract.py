@@ -417,7 +417,7 @@ class StrategyContract:
             if name == "others":
                 assert job.run.data is not None
                 give_other_tests(job.run.data)
-            # a strategy that is meant to use results of tests gets equal ones in both runs
+            # a strategy that is meant to use results of tests gets equal results in both runs
             if self.goes_by_tests:
                 job.run.evaluator.test = _test_equally  # type: ignore[method-assign]
             models = asyncio.run(job.execute()).summary["models_sha256"]

@@ -503,7 +503,7 @@ class Beginning:
         Returns:
             Real time (s) of an SGD step of a single device, and of a test of the models.
         """
-        # the trial's first trainings may differ from later ones, so those in its middle are taken
+        # trainings in the middle of the trial are taken, as its first trainings may differ
         tests = max(1, self.tally.tests)
         per_test = max(1, round(len(self.tally.trainings) / tests))
         middle = tests // 2 * per_test
@@ -594,7 +594,7 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
     trial.go(patience_s)
     run = trial.run
     scenario = run.scenario
-    factor = 1 / trial.share if trial.share else 0.0  # from the trial to the whole run
+    factor = 1 / trial.share if trial.share else 0.0  # length of the whole run over the trial's
     step_s = 0.0
     test_s = 0.0
     if trial.core is not None:

@@ -28,7 +28,8 @@ _LARGEST_COHORT = 20  # upper bound of the clients of a round
 _DEADLINE_FACTORS = (0.7, 1.0, 1.5, 3.0)
 # rate down, rate up (if it differs), and the first letter of their unit
 _RATE = re.compile(r"(?i)\s*([0-9.]+)\s*(?:/\s*([0-9.]+)\s*)?([kMG])(?:bit/s|bps)\s*")
-_OTHER_FIGURES = {"latency": "30 ms", "spread": "1.5"}  # of a link whose rates the user gives
+# figures of a link for which the user gives rates only
+_OTHER_FIGURES = {"latency": "30 ms", "spread": "1.5"}
 _PARAMETERS = {
     "resnet18": 11_689_512,
     "resnet50": 25_557_032,
@@ -109,7 +110,7 @@ def write_study(
     fields |= _fields_of_model(size_text.strip(), size)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(Template(read_text(_HERE / "study.txt")).substitute(fields), encoding="utf-8")
-    strategies = len(strategies_with_rounds) + 1  # and FedBuff
+    strategies = len(strategies_with_rounds) + 1  # the additional strategy is FedBuff
     counts = f"{len(deadlines)} deadlines, {strategies} strategies, 3 seeds"
     return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
 
@@ -189,7 +190,7 @@ def _fields_of_model(size_text: str, size: float) -> dict[str, object]:
         # int8 messages have a quarter of the size in float32
         int8_codec = f'{{ kind = "plain", size = "{size / 4e6:g} MB" }}'
         messages = _SIZED.substitute(size=size_text)
-    parameters = round(trained_bytes / 4)  # float32
+    parameters = round(trained_bytes / 4)  # a float32 has four bytes
     return {
         "model": size_text,
         "hidden": ", ".join(map(str, hidden_for(parameters))),

@@ -175,7 +175,7 @@ def write_files(
         ScenarioError: the scenario would be invalid; nothing is written.
     """
     sections = _build_sections(name, log, fitted, by_client, presence)
-    # raises the errors that reading the file would raise, before it is written
+    # the construction raises the errors of an invalid scenario, before the file is written
     Scenario(**sections)
     with writing(out / SCENARIO) as temporary_path:
         temporary_path.write_text(

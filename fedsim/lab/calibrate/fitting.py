@@ -22,7 +22,7 @@ _SIGMA = 1.4826
 _OUTLIER = 3.5  # standard deviations beyond which a time is an outlier
 _NO_JITTER = 1e-3
 _APART = 1.5  # least ratio of the largest amount to the smallest for which a line is fitted
-_LARGE = 1e9  # size of a message that is long past its slow start (bytes)
+_LARGE = 1e9  # size of a message that lasts much longer than its slow start (bytes)
 _FAST = 1e9  # rate of links whose rates are unknown and limit nothing (bytes/s)
 # upper bound of the count of sizes for a line; the fit's time grows with the square of the count
 _MOST_POINTS = 64
@@ -283,7 +283,7 @@ def _fit_latencies(
             return np.asarray(latencies + sending_s < large_s)
 
         latencies = bisect(is_low, np.zeros_like(large_s), intercept)
-    means = pd.DataFrame(latencies).where(is_fitted).mean()  # over both directions
+    means = pd.DataFrame(latencies).where(is_fitted).mean()  # means over both directions
     return fill_unknown(means.to_numpy())
 
 

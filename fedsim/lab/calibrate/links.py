@@ -18,7 +18,7 @@ DIRECTIONS: tuple[Direction, ...] = ("down", "up")
 # the logarithms of rates and durations change by less than this tolerance.
 _MOST_ITERATIONS = 12
 _TOLERANCE = 1e-3
-_MOST_TRANSFERS = 400  # count of transfers that the search uses
+_MOST_TRANSFERS = 400  # upper bound of the transfers that the search replays
 # trial capacities of a server's link, as factors on the least possible capacity
 _TRIAL_FACTORS = (1.0, 1.1, 1.25, 1.5, 2.0)
 _BRACKET = 1.25  # factor around the best trial capacity within which the search goes on
@@ -32,9 +32,9 @@ _AS_WELL = 1.3
 # weight of the error of a busy period relative to a transfer's, as a round waits for the period's
 # end
 _BUSY_WEIGHT = 3.0
-# Real transfers do not share a link evenly, as replayed ones do. The error of one shared link may
-# exceed that of separate links by this (mean absolute error of logarithms; in scenarios/validation
-# 0.02 to 0.17).
+# Real transfers do not share a link evenly, but replayed transfers do. So the error with one shared
+# link may exceed the error with separate links by this value (mean absolute error of logarithms; in
+# scenarios/validation 0.02 to 0.17).
 _UNEVEN = 0.15
 _SECTIONS = 12  # steps of the search around the best trial capacity
 _GOLDEN = (math.sqrt(5) - 1) / 2

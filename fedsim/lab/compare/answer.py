@@ -209,7 +209,7 @@ def _answer_for_world(
     is_measured = any(ranking.measure == goal for ranking in measured_rankings)
     if lines.goal != _DEFAULT_GOAL and not is_missed and not is_measured:
         unranked = lines.goal
-    # a target that only a study declares is no news if another one was reached
+    # if a target was reached, further targets are reported only if the user has named them
     unreached: list[Target] = []
     if is_requested or target is None:
         for candidate in targets:
@@ -337,7 +337,7 @@ def _rank_lines(
     baseline = None  # a baseline that is only the first run gets no sentence
     if best is not None and not lines.is_first:
         baseline = lines.baselines[best]
-    is_even = lines.until_sure is None  # all lines have the same seeds
+    is_even = lines.until_sure is None  # whether all lines have the same seeds
     return Ranking(measure, tuple(entries), baseline, decision, is_even)
 
 

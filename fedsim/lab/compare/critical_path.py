@@ -103,7 +103,7 @@ class _AwaitedWork:
     task: int | None
     round: int | None
     end: float = math.inf
-    outcome: str = "stopped"  # until the work ends
+    outcome: str = "stopped"  # kept if the work never ends
     steps: list[PathStep] = field(default_factory=list)
 
     def rank(self, now: float) -> tuple[float, ...]:
@@ -205,7 +205,7 @@ class _PathRecords:
         self.round_starts: dict[int, RecordData] = {}
         self.finished_rounds: list[_FinishedRound] = []
         self._has_hosts = bool(run.scenario.get("population", {}).get("host"))
-        self._tasks: dict[int, _AwaitedWork] = {}  # by task ID
+        self._tasks: dict[int, _AwaitedWork] = {}  # tasks by task ID
         used_tasks: set[int] = set()  # tasks of the updates aggregated since the last round
         events = run.events_of((*_EVENTS_OF_WORK, *_EVENTS_OF_RUN), _COLUMNS)
         for time, kind, device, number, task, step, outcome, data in events:

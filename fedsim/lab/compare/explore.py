@@ -224,7 +224,7 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
             front.append(CostPoint(line, first_cost, second_cost, 1.0, ""))
             points.append(front[-1])
             continue
-        factor = math.inf  # by which the variant's costs exceed those of the closest point
+        factor = math.inf  # greater ratio of the variant's two costs to the closest point's costs
         closest_name = ""
         for point in front:
             if point.first == 0 or point.second == 0:  # no ratio to a cost of 0
@@ -273,7 +273,7 @@ def variance_in_words(answer: WorldAnswer) -> list[str]:
     rows = frame[(frame[varying] != ANY).all(axis=1)].dropna()
     if len(varying) < 2 or rows.empty:
         return []
-    # only variants with the most combinations, as references and others may lack some
+    # variants that lack some of the combinations are left out
     counts = rows.groupby(VARIANT)[_FIGURE].transform("size")
     rows = rows[counts == counts.max()]
     measure = answer.rankings[0].measure
@@ -333,7 +333,7 @@ def _figures_by_cell(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
 
     rows = []
     if answer.rankings:
-        ranking = answer.rankings[0]  # by the goal
+        ranking = answer.rankings[0]  # the ranking by the goal
         means = {line.line_index: line.mean.mean for line in ranking.ranked}
         variants = [line for line in ranking.entries if not line.reference]
         for line_index in sorted(line.line_index for line in variants):

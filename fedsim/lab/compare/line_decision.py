@@ -14,8 +14,8 @@ from fedsim.lab.compare.measures import Measure
 from fedsim.lab.compare.sure import Decision, decide
 from fedsim.lab.reading.study_folder import IndexedSure
 
-_USUAL_TOLERANCE = 0.05  # share of a cost
-_USUAL_STEP = 0.01  # difference of accuracies and metrics
+_USUAL_TOLERANCE = 0.05  # default tolerance of a cost, as a share of the cost
+_USUAL_STEP = 0.01  # default tolerance of accuracies and metrics, as a difference
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedsim.records.notebook import strategy_of
 from fedsim.records.reading import RunFolder
 
 _MOST_NAMES = 12
-_MOST_SEEDS = 3  # most seeds that are listed for each status of runs
+_MOST_SEEDS = 3  # up to this count, the seeds of runs with the same status are listed
 
 _RunFigures = TypeVar("_RunFigures")
 _Setting = TypeVar("_Setting")  # value that a study may declare
@@ -129,7 +129,7 @@ class Lines:
         for new_index, line_index in enumerate(begun_indices):
             new_indices[line_index] = new_index
         lines = []
-        baselines = []  # for each line the index of its baseline; None if that is left out
+        baselines = []  # for each line the index of its baseline; None if the baseline is left out
         for line_index in begun_indices:
             lines.append(self.lines[line_index])
             baselines.append(new_indices.get(self.baselines[line_index]))
@@ -240,7 +240,7 @@ def read_lines(
         return Lines(
             tuple(lines),
             targets=(),
-            baselines=(0,) * len(lines),  # each run is compared with the first
+            baselines=(0,) * len(lines),  # each run is compared with the first run
             baseline=lines[0].name,
             is_first=True,
             goal=chosen_goal,
@@ -326,7 +326,7 @@ def _lines_of_study(path: Path, study: StudyIndex) -> list[ComparedLine]:
     for variant in study.variants:
         finished_runs = []
         undone = []  # seed and status of each run that is not done
-        seeds_in_order = []  # up to the first run that is not done
+        seeds_in_order = []  # seeds of the runs before the first run that is not done
         is_begun = False
         for run in variant.runs:
             folder = path / run.folder

@@ -194,7 +194,7 @@ TRAFFIC = _MEASURES["traffic"]
 WASTED_COMPUTE = _MEASURES["wasted compute"]
 WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", "most")
 _WORK_EVENTS = ("assign", "step-start", "step-end", "task-end")
-_UNIT_OF_COST = {  # costs to a target
+_UNIT_OF_COST = {  # unit of each cost to a target
     "rounds": "",
     "time": "s",
     "traffic": "bytes",
@@ -388,7 +388,7 @@ def measure(
             applicable_names = {
                 candidate.name for candidate in all_measures if candidate.is_of_pooled_data
             }
-    # raised if a summary is valid JSON, but lacks entries or has them in another form
+    # these errors are raised if a summary is valid JSON, but lacks entries or has other types
     except (AttributeError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}"
@@ -497,7 +497,7 @@ def read_work(run: RunFolder) -> Values:
         of devices between groups, which is None if the run has no groups.
     """
     step_starts: dict[int, float] = {}  # open task -> begin of its running step (s)
-    compute_times: defaultdict[int, _ComputeTime] = defaultdict(_ComputeTime)  # of each open task
+    compute_times: defaultdict[int, _ComputeTime] = defaultdict(_ComputeTime)  # by open task
     compute = 0.0
     wasted = 0.0
     migrations: int | None = None

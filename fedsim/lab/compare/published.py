@@ -190,7 +190,7 @@ class PublishedFigures(Spec):
             row: name of the row.
             name: name of the measure.
         """
-        figures = self.published.get(row, {})  # by measure, or a list in the order of the measures
+        figures = self.published.get(row, {})  # dict by measure, list of all measures, or a number
         if not isinstance(figures, Mapping):
             values = figures if isinstance(figures, list) else [figures]
             figures = dict(zip(self.measures, values, strict=False))
@@ -421,7 +421,7 @@ class _MeasuredTable:
         self._rows = [row for row in table.rows if seeds_by_row[row.name]]  # rows with runs
         self._not_run = [row for row in table.rows if not seeds_by_row[row.name]]
         self._seeds = self._common_seeds(seeds_by_row)
-        # figures by measure and row, one for each of ``_seeds``
+        # measure -> row -> figures, one for each of ``_seeds``
         self._values: dict[str, dict[str, list[float]]] = {}
         if self._seeds:
             measures_of_claims = [claim.measure for claim in table.claims if claim.measure]
@@ -566,7 +566,7 @@ class _MeasuredTable:
                 notes.append(f"Not run: {', '.join(titles)}.")
         if self._table.note:
             notes.append(self._table.note)
-        cells = list(zip(*rows, strict=True)) or [()] * len(heads)  # by column
+        cells = list(zip(*rows, strict=True)) or [()] * len(heads)  # cells of each column
         verdicts = [verdict for verdict in cells[-1] if verdict is not None]
         if verdicts:
             count = f"{verdicts.count('yes')} of {counted(len(verdicts), 'figure')}"

@@ -396,7 +396,7 @@ def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]
     topics: dict[str, list[ComparedColumn]] = {}
     for column in table.columns:
         if column.topic:
-            topics.setdefault(column.topic, [])  # also if all its columns are empty
+            topics.setdefault(column.topic, [])  # a topic stays known if all its columns are empty
             if not column.is_empty:
                 topics[column.topic].append(column)
     if identity and not topics:

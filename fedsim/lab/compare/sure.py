@@ -250,7 +250,7 @@ class _Race:
             return Decision("best", contenders[0], contenders, losses, missed, seeds, bound=0.0)
         bounds = self._worse_at_most[np.ix_(rows, rows)]
         np.fill_diagonal(bounds, 0.0)
-        worst_bounds = bounds.max(axis=1)  # how much worse each line may be than the best one
+        worst_bounds = bounds.max(axis=1)  # upper bounds of mean cost minus the best line's mean
         leader_positions = np.flatnonzero(worst_bounds <= within)
         if not len(leader_positions):
             return Decision("open", None, contenders, losses, missed, seeds)  # without a leader

@@ -86,8 +86,9 @@ def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
 def selections(run: RunFolder) -> "pd.DataFrame":
     """Return a DataFrame of the selections of devices, in order of their ends.
 
-    A selection is a task of a round, together with the tasks that continue it. Columns are ``device``, its ``group`` at the end of the selection (NaN for no group), and
-    ``valid``: whether the update was neither late nor lost, and has a finished epoch.
+    A selection is a task of a round, together with the tasks that continue it. Columns are
+    ``device``, its ``group`` at the end of the selection (NaN for no group), and ``valid``: whether
+    the update was neither late nor lost, and has a finished epoch.
     """
     import pandas as pd
 

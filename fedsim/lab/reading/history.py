@@ -84,7 +84,7 @@ class History:
         work was wasted unless ``outcome`` is ``done``. ``round`` and ``group`` may be NaN. ``data``
         is the JSON of the record that ends the step, and None for a step that never ended.
         """
-        # task by task, in the order of the records
+        # sorted by task, and for each task in the order of the records
         rows = self.of("step-start", "step-end").sort_values("task", kind="stable")
         # a task does one step at a time, so the task's next record is the end of the step
         following = rows[["kind", "task", "time", "outcome", "data"]].shift(-1)
@@ -276,7 +276,7 @@ class History:
         )
         assignments = self.assignments[["device", "time", "group"]]
         stays = pd.concat([arrivals, assignments], ignore_index=True)
-        # device by device, from the arrival on, in the order of the records
+        # sorted by device; for each device first the arrival, then the assignments in record order
         stays = stays.sort_values("device", kind="stable").rename(columns={"time": "start"})
         arrival = stays["device"].map(population["arrival"])
         departure = stays["device"].map(population["departure"]).clip(upper=self.end)

@@ -113,7 +113,7 @@ def rehearse(
             f"{str(out / 'logs')!r}"
         )
     counters = out / "steps" / WIRE  # bytes of each link over time
-    if counters.is_file():  # only with namespaces
+    if counters.is_file():  # bytes are counted only with namespaces
         counters.rename(out / WIRE)
     for name in ("homes", "steps"):
         shutil.rmtree(out / name)
@@ -203,8 +203,8 @@ class _Rehearsal:
         self._out = out
         self._plan = plan
         self._notify = notify
-        self._run = Run(scenario, Simulation())  # not run; it has drawn the devices and links
-        self._devices = scenario.population.devices  # count
+        self._run = Run(scenario, Simulation())  # never carried out; has drawn devices and links
+        self._devices = scenario.population.devices  # count of devices
         self._network: Namespaces | None = None  # None for loopback, or until it is built
         # environment variables of all processes; ``_home`` adds a folder for each
         self._env = {
@@ -243,7 +243,7 @@ class _Rehearsal:
         """
         server, devices = links_of(self._scenario, self._run)
         network = stack.enter_context(Namespaces(server, devices))
-        for name in network.names:  # for their removal, even if this process is killed
+        for name in network.names:  # the guard removes them, even if this process is killed
             processes.guard_namespace(name)
         if network.has_latency:
             processes.start("latency", network.delaying(), self._env)

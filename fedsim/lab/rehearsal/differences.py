@@ -103,8 +103,8 @@ def read_times(folder: Path) -> RunTimes:
         folder: folder of a simulated or a measured run.
     """
     run = RunFolder(folder)
-    tasks: dict[int, TaskTimes] = {}  # by ID of the task, in the order of their begins
-    first_tasks: dict[tuple[int, int], TaskTimes] = {}  # by round and device
+    tasks: dict[int, TaskTimes] = {}  # tasks by ID, in the order of their begins
+    first_tasks: dict[tuple[int, int], TaskTimes] = {}  # first tasks by round and device
     step_starts: dict[int, float] = {}  # begin of each task's running step (s), by ID of the task
     rounds: list[RoundTimes] = []
     round_start_s = 0.0
@@ -312,7 +312,7 @@ def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
     for (_, device), task in times.tasks.items():
         for span in task.spans:
             direction = DIRECTIONS.get(span.step)
-            if direction is None or span.outcome != "done":  # no message, or one cut short
+            if direction is None or span.outcome != "done":  # no message, or a message cut short
                 continue
             passage = wire.passage(device, direction, span.bytes, span.start, span.end)
             if passage is None:

@@ -94,7 +94,7 @@ def describe(out: Path) -> list[str]:
     text = list(lines(uncalibrated, "the scenario"))
     run = RunFolder(measured)
     scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
-    trains = not run.summary["measured"]["pace"]  # 0 if trainings took this machine's time
+    trains = not run.summary["measured"]["pace"]  # ``pace`` is 0 if trainings were real
     names = list(simulated_only(scenario, has_namespaces=wire is not None, trains=trains))
     if names:
         text.append(f"simulated, and not rehearsed: {', '.join(names)}")

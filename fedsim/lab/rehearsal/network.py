@@ -217,7 +217,7 @@ def remove_leftovers() -> list[str]:
     for line in listed.stdout.splitlines():
         name = line.partition(" ")[0]
         match = _OWN_NAME.fullmatch(name)
-        if match is None or Path(f"/proc/{match[1]}").exists():  # the process that made it runs
+        if match is None or Path(f"/proc/{match[1]}").exists():  # its rehearsal is still running
             continue
         remove(name)
         removed.append(name)
@@ -253,7 +253,7 @@ def delay(latencies_ms: Sequence[float]) -> None:
     waiting: list[tuple[float, int, bytes]] = []
     arrival_numbers = itertools.count()
     while True:
-        wait_s = None  # without waiting packets, until the next packet arrives
+        wait_s = None  # if no packet waits, ``select`` returns when the next packet arrives
         if waiting:
             wait_s = max(0.0, waiting[0][0] - time.monotonic())
         select.select([tun], [], [], wait_s)
@@ -262,7 +262,7 @@ def delay(latencies_ms: Sequence[float]) -> None:
             client = max(packet[_SOURCE_NETWORK], packet[_DESTINATION_NETWORK]) - 1
             is_ipv4 = packet[0] >> 4 == 4
             if not is_ipv4 or not 0 <= client < len(latencies_ms):
-                continue  # drops the packet, which is none between server and client
+                continue  # drops the packet, which is not between server and client
             leaves_at = time.monotonic() + latencies_ms[client] / 1e3
             heapq.heappush(waiting, (leaves_at, next(arrival_numbers), packet))
         while waiting and waiting[0][0] <= time.monotonic():

@@ -95,7 +95,7 @@ class RehearsalProcesses:
         groups = {process.pid for process in self._started.values()}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # a process or a thread has just ended, or is another user's
-                # after the command's name in brackets: state, parent, process group
+                # the fields after the command's name in brackets: state, parent, process group
                 fields = stat.read_text().rpartition(")")[2].split()
                 if int(fields[2]) in groups:
                     for thread in stat.parent.glob("task/[0-9]*"):
