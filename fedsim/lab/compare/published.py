@@ -120,8 +120,7 @@ class PublishedFigures(Spec):
             one number per measure, or a dict by measure, such as ``{"fedavg": 91.2}``. If ``at``
             lists values, this may be a dict from value to such a dict instead, such as
             ``{"0.1": {"fedavg": 91.2}}``.
-        tolerance: dict from name of a row to the greatest allowed difference, instead of the
-            tolerances of the measures.
+        tolerance: name of a row -> greatest allowed difference, instead of the measures' tolerances.
         claims: claims of the paper on the rows.
         note: note for readers.
     """
