@@ -298,7 +298,7 @@ def _digest(content: bytes) -> str:
 
 
 def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
-    """Return the tables of the bench's worlds that differ from those of the published results.
+    """Return the tables of the bench's worlds that have changed since the published results.
 
     Ranks compare new runs with the board, the CSV file of published results, so both need equal
     devices, data and availability. A file beside the board has digests of these tables. A table

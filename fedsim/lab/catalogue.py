@@ -364,7 +364,11 @@ def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec],
 
 @cache
 def keys_of(spec: type[Spec]) -> list[Key]:
-    """Return descriptions of all keys of a scenario's table, including ``kind``, by its class."""
+    """Return descriptions of all keys of a table of a scenario, including its ``kind``.
+
+    Args:
+        spec: class that describes the table.
+    """
     schema = _resolve(spec.model_json_schema())
     required = schema.get("required", ())
     keys = []

@@ -491,9 +491,9 @@ class Beginning:
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
         """Measure the real time of SGD steps and of tests.
 
-        For the steps, some trainings of the trial are computed with real models: those between two
-        tests in the middle of the trial. For the tests, the initial model is tested twice, because
-        the first test takes longer.
+        For the steps, trainings between two tests in the middle of the trial are computed with real
+        models. For the tests, the initial model is tested twice, because the first test takes
+        longer.
 
         Args:
             core: learning that trains and tests real models.

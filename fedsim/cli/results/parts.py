@@ -175,7 +175,7 @@ class LossResult(ResultEntries):
 
 
 class DecisionResult(ResultEntries):
-    """Decision of ``fedsim study --until-sure`` on the best line, which may still be open.
+    """Decision, made or still open, of ``fedsim study --until-sure`` on the best line.
 
     A line is a variant at one point of the study's grid. Seeds are added until one line is surely
     the best in its world, which is a set of devices, network and data.

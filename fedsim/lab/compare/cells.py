@@ -138,8 +138,8 @@ def cells_of(lines: Lines, line_indices: Sequence[int]) -> dict[int, dict[str, s
 def cell_names(lines: Lines) -> list[str]:
     """Return a short name for each line: its variant, and the grid values by which lines differ.
 
-    A line is a variant at a point of a study's grid, or a single run. The name of a line without
-    runs is the variant's name.
+    A line is a variant at a point of a study's grid, or a single run. A line that has no runs, or
+    the same runs as an earlier line, has the name of its variant without grid values.
     """
     line_indices = [line_index for line_index, line in enumerate(lines.lines) if line.runs]
     names = name_cells(cells_of(lines, line_indices))

@@ -120,7 +120,7 @@ class PublishedFigures(Spec):
             one number per measure, or a dict by measure, such as ``{"fedavg": 91.2}``. If ``at``
             lists values, this may be a dict from value to such a dict instead, such as
             ``{"0.1": {"fedavg": 91.2}}``.
-        tolerance: name of a row -> greatest allowed difference, instead of the measures' tolerances.
+        tolerance: name of a row -> greatest allowed difference, in place of that of the measures.
         claims: claims of the paper on the rows.
         note: note for readers.
     """
@@ -189,7 +189,7 @@ class PublishedFigures(Spec):
             row: name of the row.
             name: name of the measure.
         """
-        figures = self.published.get(row, {})  # dict by measure, list of all measures, or a number
+        figures = self.published.get(row, {})  # dict by measure, list for all measures, or number
         if not isinstance(figures, Mapping):
             values = figures if isinstance(figures, list) else [figures]
             figures = dict(zip(self.measures, values, strict=False))

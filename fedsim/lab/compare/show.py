@@ -367,8 +367,8 @@ def _format_to_precision(
     if column.unit == "bytes":
         letter, factor = _find_prefix(max(abs(values[0]), half))
     # Two exponents of powers of ten: ``finest`` for the last digit of a mean of ``_MOST_DIGITS``
-    # digits, ``second_of_half`` for the second digit of the half width. The greater exponent is
-    # that of the last digit shown.
+    # digits, ``second_of_half`` for the second digit of the half width. The greater one is the
+    # exponent of the last digit shown.
     finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
     second_of_half = math.floor(math.log10(half / factor)) - 1
     decimals = -max(finest, second_of_half)

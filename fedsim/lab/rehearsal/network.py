@@ -238,8 +238,9 @@ def _read_packets(tun: int) -> Iterator[bytes]:
 def delay(latencies_ms: Sequence[float]) -> None:
     """Delay each packet between server and client by the client's latency; never returns.
 
-    The process that runs this function is in the namespace ``core``, which routes all packets. It
-    reads them from a TUN device there, and writes each one back when its latency has passed.
+    The process that runs this function is in the namespace ``core``, which routes all packets. The
+    process reads the packets from a TUN device there, and writes each packet back when its latency
+    has passed.
 
     Args:
         latencies_ms: latency of each client's packets, each way (ms).
