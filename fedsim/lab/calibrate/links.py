@@ -164,8 +164,8 @@ class LinkSearch:
         """Return whether given links explain the log's durations nearly as well as fitted links.
 
         The error of links is the mean absolute difference of the logarithms of replayed and logged
-        durations. The error of the given links may be 30 % greater than the error of the fitted
-        links, plus 0.005.
+        durations. The given links explain the log if their error is at most 1.3 times the error of
+        the fitted links, plus 0.005.
 
         Args:
             rates: given rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].

@@ -29,7 +29,7 @@ def worlds_of(lines: Lines) -> list[list[int]]:
 
     A line is a variant at a point of a study's grid, or a single run. Lines share a world if their
     scenarios differ at most in strategy, training, model, messages, stop conditions, checkpoints
-    and meters. Lines of different studies never share one. Only lines of the same world are
+    and meters. Lines of different studies never share a world. Only lines of the same world are
     compared with each other. All single runs are one group; lines without runs are left out.
 
     Args:

@@ -23,7 +23,7 @@ class RankedLine:
         name: name of the line, made of its variant and grid values.
         reference: whether the line is a reference, such as centralised training, which is shown but
             not ranked.
-        values: value of the measure by seed, of the runs that have one.
+        values: dict from seed to value of the measure; runs without a value are left out.
         seeds: seeds of all runs, with and without a value.
     """
 
@@ -152,7 +152,8 @@ class Ranking:
 
         A lead is significant if the confidence interval excludes equality: a ratio of 1 for a cost,
         a difference of 0 for other figures. With a single run per line there is no interval, and
-        any lead counts. If seeds were added until a decision, the decision has to be made.
+        any lead counts. If the study adds seeds until a decision, the best line is sure once the
+        decision is made (``best`` or ``tie``).
         """
         ranked = self.ranked
         if len(ranked) < 2:

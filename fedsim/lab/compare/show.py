@@ -68,6 +68,7 @@ def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTab
 
     Raises:
         ScenarioError: the file is wrong, or does not fit the study.
+        RunFolderError: a run lacks a column, or a figure would be divided by 0.
     """
     return beside_published(read_lines([path]).lines, Published.read(figures))
 

@@ -77,7 +77,7 @@ class ProgressFile:
 
         Args:
             label: name of the run.
-            error: message of the error with which it failed; empty if it did not.
+            error: message of the error with which the run failed; empty if it did not fail.
         """
         self._runs.pop(label, None)
         if error:

@@ -128,7 +128,7 @@ class Namespaces:
         """Return the words that start a command in a namespace, to put before the command.
 
         Args:
-            where: the namespace: ``core``, ``server``, or a name by ``client_name``.
+            where: the namespace: ``core``, ``server``, or a name from ``client_name``.
         """
         return ["ip", "netns", "exec", self.name(where)]
 
@@ -136,7 +136,7 @@ class Namespaces:
         """Return the name of a namespace in the system, such as ``fedsim1234-core``.
 
         Args:
-            where: the namespace: ``core``, ``server``, or a name by ``client_name``.
+            where: the namespace: ``core``, ``server``, or a name from ``client_name``.
         """
         return f"{self._prefix}-{where}"
 
@@ -169,7 +169,7 @@ class Namespaces:
         The link is the network 10.99.NUMBER.0/24.
 
         Args:
-            where: ``server``, or a name by ``client_name``. The link is called ``e`` there.
+            where: ``server``, or a name from ``client_name``. The link is called ``e`` there.
             number: number of the link, 0 for the server. The link is called ``cNUMBER`` in the
                 core.
             link: rates of the link; its latency is not used here.
