@@ -161,7 +161,7 @@ def tables_of(tables: Iterable[ComparedTable]) -> list[TableResult]:
 
 
 class LossResult(ResultEntries):
-    """Variant that was dropped: ``fedsim study --until-sure`` adds no more seeds to it.
+    """Variant that lost and was dropped: ``fedsim study --until-sure`` adds no more seeds to it.
 
     Another variant is surely better.
     """

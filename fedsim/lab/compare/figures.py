@@ -41,7 +41,7 @@ _SUMMARIES: "dict[str, Callable[[pd.Series[float]], float]]" = {
 
 
 class Reading(Spec):
-    """Definition of a number in a paper, such as rounds to 80 % accuracy, and how a run gives it.
+    """Reading: how a number of a paper, such as rounds to 80 % accuracy, is computed from a run.
 
     Attributes:
         title: the figure's name, with its unit.

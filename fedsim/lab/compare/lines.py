@@ -168,8 +168,8 @@ class Lines:
     def seeds_of(self, line_index: int) -> frozenset[int]:
         """Return the seeds of the finished runs of a line, which is a variant or a single run.
 
-        If the lines are single runs, the result is always seed 0, as if all had the same seed, so
-        that any two can be compared.
+        If the lines are single runs, the result is always seed 0, as if all runs had the same seed,
+        so that any two runs can be compared.
 
         Args:
             line_index: index of the line in ``lines``.

@@ -35,7 +35,7 @@ LEAST_SEEDS = 5
 
 @dataclass(frozen=True)
 class DroppedLine:
-    """Variant that is surely worse than another variant, and so is no longer compared.
+    """Line (variant) that is surely worse than another variant, and so is no longer compared.
 
     Attributes:
         line_index: index of the variant in the comparison.

@@ -35,7 +35,7 @@ class PlannedFile:
     """File of a data set that is to be fetched, with what is already downloaded.
 
     Attributes:
-        file: the file.
+        file: the file, as the catalogue of data sets describes it.
         urls: its addresses, which are tried in order.
         state: ``there`` if the file, or the files that are unpacked from it, are complete;
             ``part`` if an earlier download was interrupted; else ``missing``.
@@ -56,7 +56,7 @@ class FetchPlan:
         name: name of the data set.
         dataset: the data set.
         root: the folder of data sets.
-        files: all files.
+        files: all files of the data set.
     """
 
     name: str

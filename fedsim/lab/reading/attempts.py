@@ -35,7 +35,7 @@ _UPDATE = "update"
 
 @dataclass(frozen=True)
 class Attempt:
-    """Task of a client, from its begin to its end, with its steps and its outcome.
+    """Attempt of a client: a task from its begin to its end, with its steps and its outcome.
 
     Attributes:
         task: ID of the task.

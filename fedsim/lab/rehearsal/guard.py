@@ -20,7 +20,7 @@ _GRACE_S = 1.0  # time that processes have to end by themselves (s)
 def guard(lines: Iterable[str]) -> None:
     """Wait until a rehearsal is over, then end its processes and remove its namespaces.
 
-    It runs in a process that outlives the rehearsal, even if the rehearsal is killed.
+    The function runs in a process that outlives the rehearsal, even if the rehearsal is killed.
 
     Args:
         lines: lines from the rehearsal, ``group ID`` for each process group to end and
