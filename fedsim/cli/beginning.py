@@ -95,7 +95,7 @@ def describe_command(name: tuple[str, ...]) -> VerbOutcome:
 
 
 def _describe(name: str, verb: Literal["describe", "list"]) -> VerbOutcome:
-    """Return the outcome of ``describe``: what a strategy, a kind of device, a key or so is.
+    """Return the outcome of ``fedsim describe NAME``, or of ``fedsim list NAME``.
 
     Args:
         name: a name of 'fedsim list', or a key or table of a scenario or study.
@@ -269,7 +269,7 @@ def data_group() -> None:
 def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool) -> VerbOutcome:
     """Download the public data set NAME from its publisher, check it and unpack it below --root.
 
-    Licence, size and host are printed first; with --dry-run nothing else is done. --mirror is an
+    Licence, size and host are printed first; with --dry-run nothing else is done. --from is an
     address to use instead of the publisher's. The same command resumes an interrupted download.
     """
     from fedsim.lab.fetching.catalogue import find_dataset

@@ -71,7 +71,7 @@ def out(
     Args:
         text: help text of the option.
         required: whether the option must be given.
-        kind: type of the path, by default that of a folder.
+        kind: click's type of the path; by default a path, returned as ``Path``.
     """
     return click.option("--out", type=kind, required=required, help=text)
 
@@ -138,7 +138,7 @@ CHANGES = changes(
 def tell_dropped(line: str) -> None:
     """Print a note to stderr that a key of a scenario was dropped, unless ``--quiet`` is given.
 
-    Keys are dropped if ``--set`` changes the ``kind`` of their table to one without such keys.
+    Keys are dropped if ``--set`` changes the ``kind`` of their table to a kind without such keys.
 
     Args:
         line: the note, which names the key.

@@ -66,7 +66,7 @@ _quiet_option = _flag("--quiet", _QUIET, "Print nothing but errors.")
 
 
 def reported(command: Callable[..., VerbOutcome]) -> Callable[..., None]:
-    """Decorate a function that returns an outcome, so that it becomes a command that prints it.
+    """Decorate the function of a command, so that the command prints the outcome that it returns.
 
     The command also gets the options ``--json``, ``--quiet`` and ``--debug``.
     """

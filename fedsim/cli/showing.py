@@ -25,7 +25,7 @@ from fedsim.common.harmless import say
 if TYPE_CHECKING:
     from fedsim.cli.results.parts import VerbResult
 
-_MOST_PROBLEMS = 5  # problems of a check that are printed as text
+_MOST_PROBLEMS = 5  # upper bound of the problems of a check that are printed as text
 
 
 @click.command(

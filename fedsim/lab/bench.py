@@ -43,7 +43,7 @@ BOARD = Path(__file__).parents[1] / "running" / "scenarios" / "worlds" / "board.
 ALL = "all"
 _STUDY = "bench"
 _TABLES = "tables.csv"  # file name of the digests, in the folder of the board
-# columns of devices in digests: the world determines them, and the run the others
+# columns of ``devices.parquet`` in digests; the world does not determine the other columns
 _DEVICE_COLUMNS = (
     "device",
     "speed",
@@ -58,7 +58,7 @@ _DEVICE_COLUMNS = (
 # columns of events in digests; ``data`` has losses, whose last bits differ between processors
 _EVENT_COLUMNS = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 _DIGITS = "%.12g"  # logarithms differ in the last bits between processors
-_MOST_NAMED = 6  # most tables that an error message names
+_MOST_NAMED = 6  # upper bound of the tables that an error message names
 # digests hold the availability only up to this simulated time (s), as runs of one world differ in
 # length
 _COMPARED_S = 60.0
@@ -67,6 +67,8 @@ _COMPARED_S = 60.0
 @dataclass(frozen=True)
 class BoardLine:
     """Costs of a strategy in one of the bench's standard worlds: means over seeds.
+
+    A world is a scenario with fixed devices, network and data.
 
     Attributes:
         strategy: name of a variant of the study ``bench``.
@@ -127,7 +129,7 @@ def bench(
 
     Raises:
         ScenarioError: there are ``changes``, but all strategies are on the board.
-        FedsimError: see ``run_study``.
+        FedsimError: a scenario or its data are invalid, or a run has failed.
     """
     study = _study_of(strategies, changes)
     run_study(study, out, seeds=seeds, workers=workers, allow_code=allow_code)
@@ -296,7 +298,7 @@ def _digest(content: bytes) -> str:
 
 
 def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
-    """Return the tables of the bench's worlds that the published results had with other content.
+    """Return the tables of the bench's worlds that have changed since the published results.
 
     Ranks compare new runs with the board, the CSV file of published results, so both need equal
     devices, data and availability. A file beside the board has digests of these tables. A table

@@ -236,8 +236,9 @@ def _path_lines(name: str) -> list[str]:
 def _merged_key_lines(keys: Iterable[tuple[str, type[Spec], str]]) -> list[str]:
     """Return text lines about keys; keys with equal descriptions are described together.
 
-    Kinds of a table that describe the key alike are named after its path, such as
-    ``strategy.deadline of fedavg, fedprox``. Paths with equal descriptions then share a heading.
+    If several kinds of a table have the key with equal descriptions, the heading is the key's path
+    and these kinds, such as ``strategy.deadline of fedavg, fedprox``. If several paths have equal
+    descriptions, their headings come before a single description.
 
     Args:
         keys: for each key its dotted path, the spec (class of a table) that has it, and its name.
@@ -251,7 +252,7 @@ def _merged_key_lines(keys: Iterable[tuple[str, type[Spec], str]]) -> list[str]:
     for shared in _merge_equal(by_kind):
         path, *description = shared.lines
         kinds = ""
-        if any(shared.names):  # empty for a table without kinds
+        if any(shared.names):  # the name is empty for a table without kinds
             kinds = f" of {', '.join(dict.fromkeys(shared.names))}"
         by_path.append((f"{path}{kinds}", description))
     lines = []
@@ -276,7 +277,7 @@ def _merge_equal(texts: Iterable[tuple[str, Sequence[str]]]) -> list[_SharedText
     """Return each distinct text once, with all names that have it, in the order of occurrence.
 
     Args:
-        texts: a name and the text lines about it, for each name.
+        texts: pairs of a name and the text lines about the thing with this name.
     """
     names: dict[tuple[str, ...], list[str]] = {}
     for name, lines in texts:
@@ -363,7 +364,11 @@ def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec],
 
 @cache
 def keys_of(spec: type[Spec]) -> list[Key]:
-    """Return descriptions of all keys of a table of a scenario, including its ``kind``."""
+    """Return descriptions of all keys of a table of a scenario, including its ``kind``.
+
+    Args:
+        spec: class that describes the table.
+    """
     schema = _resolve(spec.model_json_schema())
     required = schema.get("required", ())
     keys = []
@@ -455,7 +460,7 @@ def _describe_values(described: JsonSchemaValue, tables: JsonSchemaValue) -> str
     types: list[str] = []  # texts on the types of other values, such as ``a number, 0 or more``
     for alternative in alternatives:
         schema = _resolve(alternative, tables)
-        kind_schema = schema.get("properties", {}).get("kind") or {}  # empty for no table
+        kind_schema = schema.get("properties", {}).get("kind") or {}  # empty if it has no kind
         is_import_path = schema.get("pattern") == _IMPORT_PATH or "pattern" in kind_schema
         if "const" in kind_schema:  # a table of one kind, which the kind's name may replace
             names.append(kind_schema["const"])

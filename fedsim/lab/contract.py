@@ -384,7 +384,7 @@ class StrategyContract:
         assert reference["status"] == "done", (
             f"the run is {reference['status']}: {reference['stopped']}"
         )
-        # the reference has no other thread; of four threads, each delays its work at random
+        # the reference run computes in no other thread; ``Delayed`` delays each function at random
         for executor in (Threads(1), Delayed(4)):
             summary = run(sections, executor=executor)
             differing = [name for name in FIGURES if summary[name] != reference[name]]
@@ -417,7 +417,7 @@ class StrategyContract:
             if name == "others":
                 assert job.run.data is not None
                 give_other_tests(job.run.data)
-            # a strategy that is meant to use results of tests gets equal ones in both runs
+            # a strategy that is meant to use results of tests gets equal results in both runs
             if self.goes_by_tests:
                 job.run.evaluator.test = _test_equally  # type: ignore[method-assign]
             models = asyncio.run(job.execute()).summary["models_sha256"]
@@ -434,7 +434,7 @@ class StrategyContract:
         assert models == other_models, advice
 
     def test_newcomers_and_leavers(self, tmp_path: Path) -> None:
-        """Check that arriving devices get tasks, and that departed devices get no new ones.
+        """Check that arriving devices get tasks, and that departed devices get no new tasks.
 
         At least one of four devices that arrive early has to get a task. At most one task of a
         device may end because the device has departed.

@@ -29,7 +29,7 @@ class _MemoryShortage:
 def device_memory_lines(run: Run) -> list[str]:
     """Return up to two lines for the user on each kind of device that lacks memory for training.
 
-    The list is empty if all devices have enough memory, or if the scenario does not state it.
+    The list is empty if all devices have enough memory, or if the scenario states no memory.
 
     Args:
         run: a run that has not begun.
@@ -41,7 +41,9 @@ def device_memory_lines(run: Run) -> list[str]:
 
 
 def _lines(run: Run, rooflines: Rooflines) -> Iterator[str]:
-    """Yield lines on each kind of device: one if devices train fewer layers, one if some cannot.
+    """Yield up to two lines on each kind of device that lacks memory for training.
+
+    One is on devices that train only the last layers, one on devices that cannot train at all.
 
     Args:
         run: a run that has not begun.

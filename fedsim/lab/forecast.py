@@ -44,7 +44,7 @@ PATIENCE_S = 2.0
 # longer by this factor, as a forecast needs at least one whole round.
 _FIRST_ROUND_FACTOR = 30
 _PILOT_STEPS = 3  # SGD steps from which the time of a step is guessed
-# for estimates of a population too large to list, about so many devices are sampled
+# approximate count of devices that are sampled for estimates, if a population is too large to list
 _SAMPLED = 100_000
 
 
@@ -71,12 +71,12 @@ def nominal_lines(run: Run) -> list[str]:
     lines.append(f"an epoch takes it {_median_and_range(times.epoch_s)}")
     if scenario.population.host is not None:
         lines.append("these and the times below are those of a device that has its host to itself")
-    if run.estimates:  # properties of hardware that nobody has measured
+    if run.estimates:  # text about hardware for which there are no measurements
         lines.append(f"this {run.estimates}")
     lines += run.rules
     lines += extrapolation_lines(run.outside_of_rules, most=20)
     lines += _fitting_lines(run)
-    # only of strategies with rounds, and of runs with a planned count of rounds
+    # rounds are estimated only if the strategy has rounds, and their count is planned
     if isinstance(params, RoundParams) and scenario.stop.rounds is not None:
         lines += _round_lines(run, params, scenario.stop.rounds, times)
     return lines + scenario.stop.notes
@@ -104,7 +104,7 @@ class _EstimatedTimes(NamedTuple):
 
 
 def _estimate_times(run: Run) -> _EstimatedTimes:
-    """Return the times of each device, or of every n-th one of a population too large to list."""
+    """Return the times of each device; of every n-th device if there are too many to list."""
     count = run.scenario.population.devices
     stride = 1 if run.lists_all_devices else count // _SAMPLED
     devices = range(0, count, stride)
@@ -118,9 +118,9 @@ def _estimate_times(run: Run) -> _EstimatedTimes:
 
 
 def _message_bytes(run: Run) -> tuple[float, float]:
-    """Return the sizes (bytes) of a message with a model to a device, and of one from a device.
+    """Return the sizes (bytes) of two messages with a model: to a device, and from a device.
 
-    With the model goes the state of the trainer, such as momentum, if it is sent.
+    They include the state of the trainer, such as momentum, if the state is sent with the model.
     """
     envelopes = run.dispatch.envelopes
     state_bytes = run.learner.state_bytes
@@ -222,7 +222,7 @@ def data_lines(run: Run) -> list[str]:
     if run.data is None:
         return []
     pool = run.data.pool
-    # distinct samples, as several devices may have the same
+    # distinct samples, as several devices may have the same sample
     train = np.unique(np.concatenate([shard.train for shard in run.data.shards]))
     test = np.unique(np.concatenate([shard.test for shard in run.data.shards]))
     facts = [f"{len(train)} samples for training, {len(test)} for tests", _describe_sample(pool)]
@@ -271,7 +271,7 @@ def _round_lines(run: Run, params: RoundParams, rounds: int, times: _EstimatedTi
     # time: a round ends with its slowest client
     task_s = _tasks_s(run, params, times.download_s, passes * times.epoch_s, times.upload_s)
     round_s = expected_maximum(task_s, min(cohort, len(task_s))) * params.turns
-    interval_s = round_s  # between the begins of two rounds
+    interval_s = round_s  # time between the begins of two rounds (s)
     if params.every is not None:  # rounds begin only at multiples of ``every`` (s)
         interval_s = math.ceil(round_s / params.every) * params.every
     # bytes: each task has a pair of a download and an upload, both with the trainer's state
@@ -390,7 +390,7 @@ class Beginning:
                 scenario.data.own_folder(),
                 scenario.objective,
             )
-            # with a simulation of its own, as only its executor is used
+            # a separate simulation, of which only the executor is used
             self.core = Learning(Simulation(executor=executor), *parts)
             self.run.check_sizes(self.core)
             self._plan_models()
@@ -491,19 +491,19 @@ class Beginning:
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
         """Measure the real time of SGD steps and of tests.
 
-        For the steps, some trainings of the trial are computed with real models. They are from the
-        middle of the trial, as many as the trial had for each test. For the tests, the initial
-        model is tested twice, because the first test takes longer.
+        For the steps, trainings between two tests in the middle of the trial are computed with real
+        models. For the tests, the initial model is tested twice, because the first test takes
+        longer.
 
         Args:
             core: learning that trains and tests real models.
             patience_s: real time (s) that the trainings may take. If the first test takes longer,
-                there is no second one.
+                there is no second test.
 
         Returns:
             Real time (s) of an SGD step of a single device, and of a test of the models.
         """
-        # the trial's first trainings may differ from later ones, so those in its middle are taken
+        # trainings in the middle of the trial are taken, as its first trainings may differ
         tests = max(1, self.tally.tests)
         per_test = max(1, round(len(self.tally.trainings) / tests))
         middle = tests // 2 * per_test
@@ -532,7 +532,8 @@ class Beginning:
         Args:
             core: learning that trains and tests real models.
             trainings: the trainings to choose from, each with a device's ID. As many are computed
-                as fit into ``patience_s``; only steps of the first, if it takes longer.
+                as fit into ``patience_s``. If the first training takes longer, only a part of its
+                steps is computed.
             patience_s: real time for the trainings (s).
         """
         first = trainings[:1]
@@ -557,7 +558,7 @@ async def _train_s(
 
     Args:
         core: learning that trains and tests real models.
-        trainings: device ID and training, for each.
+        trainings: pairs of a device ID and a training.
         most_steps: count of SGD steps to make in each training; None for whole trainings.
     """
     model = core.initial()
@@ -593,8 +594,7 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
     trial.go(patience_s)
     run = trial.run
     scenario = run.scenario
-    # factor of the trial's amounts for the whole run
-    factor = 1 / trial.share if trial.share else 0.0
+    factor = 1 / trial.share if trial.share else 0.0  # length of the whole run over the trial's
     step_s = 0.0
     test_s = 0.0
     if trial.core is not None:
@@ -602,7 +602,7 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
     gc.collect()
     trial.peak_bytes = peak_memory()
     trial.resident_bytes = trial.peak_bytes
-    if trial.core is not None:  # the memory of trainings is freed by now, and is a need of its own
+    if trial.core is not None:  # the memory of trainings is freed by now, and counted separately
         trial.resident_bytes = resident_memory()
     tests = factor * trial.tally.tests
     steps = factor * sum(map(trial.steps_of, trial.tally.trainings))

@@ -243,7 +243,7 @@ class LoadedRun:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """DataFrame with one row per round (of an asynchronous strategy, per aggregation).
+        """DataFrame with one row per round, or per aggregation of an asynchronous strategy.
 
         Columns include accuracy and loss on test data, selected and completed clients, and bytes.
         """
@@ -351,7 +351,8 @@ class LoadedRun:
 
         Args:
             name: file name of the table.
-            json_column: name of a column to parse as JSON, whose empty cells become {}; "": none.
+            json_column: name of a column to parse as JSON, whose empty cells become {}; "" for no
+                such column.
         """
         with making_sense([self.path]):
             frame = as_frame(self._folder.table(name))

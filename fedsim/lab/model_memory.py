@@ -23,8 +23,8 @@ _LEAST_SHARE = 0.01  # least share of all memory at which a need is listed
 # memory of a sum of models, in sizes of a model: its start, its accumulator in float64 (two), and
 # its result
 _MODELS_PER_SUM = 4
-# memory for each update of a function of all updates, in sizes of a model: two copies, and their
-# order
+# memory that a function of all updates needs for each update, in sizes of a model: two copies of
+# the update, and the order of the updates
 _MODELS_PER_UPDATE = 3
 _SAVES = 3  # checkpoints on disk while one is written: that one and the two before it
 
@@ -224,12 +224,12 @@ def model_needs(
 
     Args:
         run: the run.
-        counts: counts of models at the end of the run.
+        counts: predicted counts and sizes of the models of the whole run.
         largest_call: function call that combines the most models.
         workers: count of workers.
     """
     model_bytes = run.learner.bytes
-    results_bytes = WAITING * workers * model_bytes  # in progress, or ready and not yet used
+    results_bytes = WAITING * workers * model_bytes  # results in progress, or not yet used
     round_bytes = _MODELS_PER_SUM * model_bytes + results_bytes
     round_bytes += _MODELS_PER_UPDATE * _updates_in_memory(run, largest_call) * model_bytes
     part = "models that are in use"
@@ -287,7 +287,7 @@ def _state_need(run: Run, counts: ModelCounts) -> Need:
 
     Args:
         run: the run.
-        counts: counts of models at its end.
+        counts: predicted counts and sizes of the models of the whole run.
     """
     training = run.scenario.training
     holders = 0
@@ -306,7 +306,7 @@ def saved_needs(run: Run, counts: ModelCounts, rounds: float) -> list[Need]:
 
     Args:
         run: the run.
-        counts: counts of models at its end.
+        counts: predicted counts and sizes of the models of the whole run.
         rounds: count of rounds of the whole run.
     """
     scenario = run.scenario
@@ -327,7 +327,7 @@ def _checkpoints_bytes(run: Run, counts: ModelCounts, rounds: float) -> float:
 
     Args:
         run: the run.
-        counts: counts of models at its end.
+        counts: predicted counts and sizes of the models of the whole run.
         rounds: count of rounds of the whole run.
     """
     scenario = run.scenario

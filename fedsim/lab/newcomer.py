@@ -22,13 +22,13 @@ _WIDEST = 2048  # greatest width of a single hidden layer; a larger model has tw
 _LARGEST_TRAINED = 8e6
 _SMALL_MODEL = 6e5  # bytes of the small model
 _EPOCHS = 2  # epochs of each training
-_MOST_ALWAYS_SELECTED = 4  # most devices that are all clients of each round
-_LARGEST_COHORT = 20  # most clients of a round
+_MOST_ALWAYS_SELECTED = 4  # up to this count of devices, all are clients of each round
+_LARGEST_COHORT = 20  # upper bound of the clients of a round
 # deadlines to try, as multiples of the median time of a task
 _DEADLINE_FACTORS = (0.7, 1.0, 1.5, 3.0)
 # rate down, rate up (if it differs), and the first letter of their unit
 _RATE = re.compile(r"(?i)\s*([0-9.]+)\s*(?:/\s*([0-9.]+)\s*)?([kMG])(?:bit/s|bps)\s*")
-# other properties of a link of which the user gives the rates
+# figures of a link for which the user gives rates only
 _OTHER_FIGURES = {"latency": "30 ms", "spread": "1.5"}
 _PARAMETERS = {
     "resnet18": 11_689_512,
@@ -110,7 +110,7 @@ def write_study(
     fields |= _fields_of_model(size_text.strip(), size)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(Template(read_text(_HERE / "study.txt")).substitute(fields), encoding="utf-8")
-    strategies = len(strategies_with_rounds) + 1  # one more for FedBuff
+    strategies = len(strategies_with_rounds) + 1  # the additional strategy is FedBuff
     counts = f"{len(deadlines)} deadlines, {strategies} strategies, 3 seeds"
     return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
 
@@ -190,7 +190,7 @@ def _fields_of_model(size_text: str, size: float) -> dict[str, object]:
         # int8 messages have a quarter of the size in float32
         int8_codec = f'{{ kind = "plain", size = "{size / 4e6:g} MB" }}'
         messages = _SIZED.substitute(size=size_text)
-    parameters = round(trained_bytes / 4)  # float32
+    parameters = round(trained_bytes / 4)  # a float32 has four bytes
     return {
         "model": size_text,
         "hidden": ", ".join(map(str, hidden_for(parameters))),
@@ -249,9 +249,10 @@ def _choose_deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
 
 
 def hidden_for(parameters: int) -> list[int]:
-    """Return hidden widths of a perceptron for digits with about ``parameters`` weights.
+    """Return the widths of the hidden layers of a perceptron with about ``parameters`` weights.
 
-    There is one layer, or two if one layer would be wider than 2048.
+    The perceptron classifies scikit-learn's digits. It has one hidden layer, or two if one layer
+    would be wider than 2048.
     """
     # one layer of width w has (features + 1) * w + (w + 1) * classes weights
     single_width = (parameters - _CLASSES) / (_FEATURES + 1 + _CLASSES)

@@ -28,7 +28,7 @@ _KEPT_SAVES = 2  # checkpoints that a run keeps; while one is written, these and
 
 
 def planned_weights(length: int) -> Weights:
-    """Return weights of a model that take no memory, float32 [length]."""
+    """Return zeros in place of a model's weights, in four bytes of memory; float32 [length]."""
     return np.broadcast_to(np.float32(0.0), (length,))
 
 
@@ -100,7 +100,7 @@ class PlannedComputing(ModelComputing):
         recipe = ref.recipe  # how the model would be computed; ``result`` is ignored
         length = self.parameters
         if isinstance(recipe, Applied) and recipe.size is not None:
-            length = recipe.size  # length of a result that is no model
+            length = recipe.size  # size of a result that is no model
         if isinstance(recipe, Best):
             # the best model depends on data; here the choices spread evenly over the models
             ref.choice = (ref.device or 0) % len(recipe.models)
@@ -206,7 +206,7 @@ class PlannedLinks(LinkedTensors):
         self.peak_bytes = 0.0
         self.end_bytes = 0.0
         self.saves = 0
-        # for each checkpoint on disk: its files of large arrays, and the size of all else (bytes)
+        # for each checkpoint on disk: files of large arrays, and the size of all else (bytes)
         self._saves: list[tuple[set[LinkedTensor], float]] = []
 
     @override
@@ -230,7 +230,7 @@ class PlannedLinks(LinkedTensors):
         for name, array in encoder.arrays.items():
             if is_apart(array):  # large enough for a file of its own
                 self.add_written(path / name, array, "")
-                # its file, which an earlier checkpoint may have as well
+                # the array's file, which an earlier checkpoint may share
                 files.add(self.newest[id(array)])
             else:
                 small_bytes += array.nbytes

@@ -56,7 +56,7 @@ class Tally(Learner):
 
     @override
     def _name(self, prefix: str, recipe: Recipe | None, device: int | None = None) -> Ref:
-        # the base class drops recipes if ``learns`` is false
+        # the base class drops recipes (how models would be computed) if ``learns`` is false
         ref = super()._name(prefix, recipe=None, device=device)
         ref.recipe = recipe
         return ref

@@ -86,7 +86,7 @@ class RunProgress:
         self._last_line_s = 0.0
         self._last_saved_s = 0.0
         self._rounds = 0  # rounds that have ended
-        # texts on the last test and the newest checkpoint; empty before the first
+        # texts on the last test and on the newest checkpoint; empty if there is none yet
         self._accuracy = ""
         self._saved = ""
         self._live: Progress | None = None  # the progress bar; None without a terminal
@@ -144,8 +144,7 @@ class RunProgress:
             simulated_s: simulated time until now (s).
             real_s: real time since the start (s), from which the remaining time is estimated.
         """
-        # share of the run that is done, 0..1
-        share = share_done(self._stop, self._rounds, simulated_s)
+        share = share_done(self._stop, self._rounds, simulated_s)  # done part of the run, 0..1
         text = f"simulated {show_seconds(simulated_s)}, {self._word} {self._rounds}{self._accuracy}"
         if self._live is not None:  # a terminal
             if self._saved:

@@ -189,7 +189,7 @@ def _needs(trial: Beginning, records_bytes: float) -> tuple[list[Need], float | 
 
 _LONG_ROUND_TRIP_S = 0.02
 _MANY_ROUND_TRIPS = 200  # an upload that lasts longer hardly depends on slow start and losses
-_SAMPLED = slice(0, 1000)  # devices whose rates and latencies stand for those of all devices
+_SAMPLED = slice(0, 1000)  # devices from whose links medians over all devices are estimated
 
 
 def shared_link_lines(run: Run) -> list[str]:

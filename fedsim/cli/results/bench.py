@@ -12,7 +12,7 @@ from fedsim.lab.bench import BoardLine, places
 class BenchLineResult(ResultEntries):
     """Rank and costs of a strategy in one of the bench's fixed scenarios (worlds), over all seeds.
 
-    Costs are counted up to the target accuracy, and null if a seed missed it.
+    Costs are counted up to the target accuracy, and null if a seed missed the target.
     """
 
     strategy: str
@@ -74,9 +74,9 @@ class BenchResult(VerbResult):
         Args:
             folder: folder of the study that holds the runs.
             lines: new results, one per strategy and scenario.
-            board: published results, among which the new ones are ranked.
+            board: published results, among which the new results are ranked.
             changed: names of the scenarios' tables that differ from the published scenarios.
-            kept: board file into which the new results were written; None if they were not.
+            kept: board file into which the new results were written; None if there is none.
         """
         by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
         ranks = places([*by_name.values()])

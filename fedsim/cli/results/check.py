@@ -59,7 +59,7 @@ class ForecastResult(ResultEntries):
 
 
 class CheckResult(VerbResult):
-    """JSON output of ``fedsim check`` for a valid scenario; an invalid one is an error.
+    """JSON output of ``fedsim check`` for a valid scenario; an invalid scenario is an error.
 
     It has the scenario with every default, and the predicted cost of the run.
     """

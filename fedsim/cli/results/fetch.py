@@ -60,7 +60,7 @@ class FetchResult(VerbResult):
         """Build the result of a download from its plan.
 
         Args:
-            plan: plan of the download, made before it: the files, and the states that they had.
+            plan: plan that was made before the download: the files, and their states at that time.
             dry_run: whether nothing was downloaded.
         """
         status: Literal["done", "there", "dry-run"] = "done"

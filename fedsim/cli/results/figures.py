@@ -46,7 +46,7 @@ class FiguresResult(VerbResult):
     figures: list[FigureFilesResult]
     """The figures that were written."""
     skipped: list[SkippedFigureResult]
-    """The figures that were not."""
+    """The figures that were not written."""
 
     @classmethod
     def of(cls, width: float, outcome: "WrittenFigures") -> "FiguresResult":

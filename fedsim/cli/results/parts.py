@@ -92,7 +92,7 @@ class ColumnResult(ResultEntries):
 class ShareCostResult(ResultEntries):
     """Predicted time, memory and disk space of the runs that a study still has to do.
 
-    The runs are those of one shard (``--shard``), or of the whole study without shards.
+    They are the runs of one shard (``--shard``), or without ``--shard`` all runs of the study.
     """
 
     runs: int
@@ -161,7 +161,7 @@ def tables_of(tables: Iterable[ComparedTable]) -> list[TableResult]:
 
 
 class LossResult(ResultEntries):
-    """Variant that was dropped: ``fedsim study --until-sure`` adds no more seeds to it.
+    """Variant that lost and was dropped: ``fedsim study --until-sure`` adds no more seeds to it.
 
     Another variant is surely better.
     """
@@ -175,7 +175,7 @@ class LossResult(ResultEntries):
 
 
 class DecisionResult(ResultEntries):
-    """Decision of ``fedsim study --until-sure`` on the best line, or that it is still open.
+    """Decision, made or still open, of ``fedsim study --until-sure`` on the best line.
 
     A line is a variant at one point of the study's grid. Seeds are added until one line is surely
     the best in its world, which is a set of devices, network and data.

@@ -127,8 +127,8 @@ class StudyResult(VerbResult):
 class MergeResult(VerbResult):
     """JSON output of ``fedsim study merge``, which copies runs of several folders into one study.
 
-    It names the run folders that were copied, and those that are missing. Run folders are relative
-    to the study's folder.
+    It names the run folders that were copied, and the run folders that are missing. Their paths are
+    relative to the study's folder.
     """
 
     verb: Literal["study merge"] = "study merge"

@@ -68,7 +68,7 @@ def describe(fitted: Fitted, log: Log, presence: Presence | None) -> Iterator[st
 
     Args:
         fitted: the clients' fitted speeds and links, with further estimates and notes.
-        log: the log.
+        log: the log to which they were fitted.
         presence: estimates of online and unreachable phases; None if the log has none.
     """
     yield from _describe_world(fitted, log)
@@ -175,7 +175,7 @@ def write_files(
         ScenarioError: the scenario would be invalid; nothing is written.
     """
     sections = _build_sections(name, log, fitted, by_client, presence)
-    # raises the errors that reading the file would raise, before it is written
+    # the construction raises the errors of an invalid scenario, before the file is written
     Scenario(**sections)
     with writing(out / SCENARIO) as temporary_path:
         temporary_path.write_text(

@@ -21,10 +21,10 @@ from fedsim.world.network.protocol import Fluid, Protocol
 _SIGMA = 1.4826
 _OUTLIER = 3.5  # standard deviations beyond which a time is an outlier
 _NO_JITTER = 1e-3
-_APART = 1.5  # least ratio of the largest size to the smallest that tells latency from rate
-_LARGE = 1e9  # size of a message that is long past its slow start (bytes)
+_APART = 1.5  # least ratio of the largest amount to the smallest for which a line is fitted
+_LARGE = 1e9  # size of a message that lasts much longer than its slow start (bytes)
 _FAST = 1e9  # rate of links whose rates are unknown and limit nothing (bytes/s)
-# upper bound of the sizes through which a line is fitted; the fit's time grows with its square
+# upper bound of the count of sizes for a line; the fit's time grows with the square of the count
 _MOST_POINTS = 64
 _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
 _MBIT_PER_S = 125e3  # 1 Mbit/s (bytes/s)
@@ -261,8 +261,8 @@ def _fit_latencies(
         latency: the latency of all clients (s), if it is known.
 
     Returns:
-        Latencies (s), float64 [clients]; None if they cannot be told from rates, because all of a
-        client's messages are of similar size.
+        Latencies (s), float64 [clients]; None if every client's messages are of similar size, so
+        that latency and rate cannot be separated.
     """
     if latency is not None:
         return np.full(clients, latency)
@@ -283,7 +283,7 @@ def _fit_latencies(
             return np.asarray(latencies + sending_s < large_s)
 
         latencies = bisect(is_low, np.zeros_like(large_s), intercept)
-    means = pd.DataFrame(latencies).where(is_fitted).mean()  # over both directions
+    means = pd.DataFrame(latencies).where(is_fitted).mean()  # means over both directions
     return fill_unknown(means.to_numpy())
 
 
@@ -302,7 +302,7 @@ def _fit_links(
     - Messages are too small to tell rates.
     - The server's link limits transfers, by a search for its capacity.
     - All clients have the same rate, as if they shared a link.
-    - Some clients share a link, by a permutation test. It is taken for the server's.
+    - Some clients share a link, by a permutation test. This link is taken for the server's link.
     - Each client is limited by its own link.
 
     Args:
@@ -357,7 +357,8 @@ def _limited_links(
         capacity: capacity of the server's link (bytes/s).
     """
     rivals = [(rates, capacity)]
-    # own links that are at least as fast as the server's link, so that they limit nothing
+    # rates of the clients' own links at which these are as fast as the server's link, or faster,
+    # so that they limit nothing
     unlimiting_rates = np.where(np.isnan(rates), math.nan, np.fmax(rates, capacity))
     if not search.explains(unlimiting_rates, capacity, rates, capacity):
         return _Links(rates, capacity, rivals, [])
@@ -377,7 +378,8 @@ def _alike_links(search: LinkSearch, direction: Direction, rates: Floats) -> _Li
     Args:
         search: the search that found the rates.
         direction: ``down`` or ``up``.
-        rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
+        rates: rates that explain the clients' messages without a shared link (bytes/s); float64
+            [clients].
     """
     capacity = float(np.nansum(rates))
     note = (
@@ -403,8 +405,8 @@ def _unseen_limits(search: LinkSearch, rates: Floats) -> list[tuple[Floats, floa
 
     Args:
         search: the search that found the rates.
-        rates: rates that explain each client's messages alone (bytes/s), NaN if unknown; float64
-            [clients].
+        rates: rates that explain the clients' messages without a shared link (bytes/s), NaN if
+            unknown; float64 [clients].
 
     Returns:
         For each alternative, rates of the clients' links (bytes/s; float64 [clients]) and capacity
@@ -428,13 +430,14 @@ def _shared_links(
 ) -> _Links:
     """Return the fitted links of clients that were found to share a link.
 
-    The shared link is taken for the server's. A client that it limits gets an own link of the same
-    rate.
+    The shared link is taken for the server's link. A client that the shared link limits gets an own
+    link of the same rate.
 
     Args:
         link: the shared link.
         direction: ``down`` or ``up``.
-        rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
+        rates: rates that explain the clients' messages without a shared link (bytes/s); float64
+            [clients].
         protocol: protocol of the messages.
     """
     capacity = link.capacity * protocol.overhead

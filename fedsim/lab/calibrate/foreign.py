@@ -37,7 +37,7 @@ _APPFL = re.compile(rf"\[{_DATE}(?: (?:INFO|DEBUG))? ([^\]]{{1,200}})\]: (.*)")
 _FLOWER = re.compile(r"\[ROUND \d{1,15}\]|configure_fit|aggregate_fit")
 _UPDATE = "Received UpdateGlobalModel request from client "
 _MOST_DIGITS = 15
-_LONGEST_LINE = 10_000  # most characters that are read of a line
+_LONGEST_LINE = 10_000  # upper bound of the characters that are read from a line
 
 
 def read_logs(
@@ -61,9 +61,9 @@ def read_logs(
         such logs.
 
     Raises:
-        DataError: the log is of Flower's server, which logs no times of clients; or ``samples`` is
-            None, or ``size`` for logs of APPFL, which both lack these values; or the logs of APPFL
-            contradict each other; or a file cannot be read.
+        DataError: the log is of Flower's server, which logs no times of clients; ``samples`` is
+            None; ``size`` is None and the logs are of APPFL; the logs of APPFL contradict each
+            other; or a file cannot be read.
     """
     rows: pd.DataFrame | None
     try:
@@ -250,7 +250,7 @@ def _find_updates(lines: list[_Line]) -> pd.DataFrame:
     """Find the updates that the server of an APPFL log has received.
 
     Returns:
-        DataFrame sorted by time: ``client``, its name, and ``arrival`` (s since 1970).
+        DataFrame, sorted by time, with ``client`` (name) and ``arrival`` (s since 1970).
     """
     updates = []
     for line in lines:
@@ -304,8 +304,8 @@ def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
 def _check_clocks(tasks: pd.DataFrame, where: str) -> None:
     """Raise ``DataError`` if the clocks of a client and of the server disagree.
 
-    They do if a download begins after the training's begin by the client's clock, or if an update
-    arrives before the training's end.
+    The clocks disagree if a task's download (server's clock) begins after its training (client's
+    clock), or if its update arrives (server's clock) before its training ends.
 
     Args:
         tasks: DataFrame of the tasks, with ``download_start``, ``start``, ``end`` and ``arrival``
@@ -340,7 +340,7 @@ def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]
     """
     titles: dict[str, list[str]] = {}  # titles of the columns of each client's last table
     for line in lines:
-        # cells are split at spaces, and the title "Pre Val?" has one
+        # cells are split at spaces, so the space in the title "Pre Val?" is removed
         cells = line.text.replace("Pre Val?", "Pre").split()
         if cells[:1] == ["Round"] and "Time" in cells:
             titles[line.source] = cells

@@ -18,7 +18,7 @@ DIRECTIONS: tuple[Direction, ...] = ("down", "up")
 # the logarithms of rates and durations change by less than this tolerance.
 _MOST_ITERATIONS = 12
 _TOLERANCE = 1e-3
-_MOST_TRANSFERS = 400  # count of transfers that the search uses
+_MOST_TRANSFERS = 400  # upper bound of the transfers that the search replays
 # trial capacities of a server's link, as factors on the least possible capacity
 _TRIAL_FACTORS = (1.0, 1.1, 1.25, 1.5, 2.0)
 _BRACKET = 1.25  # factor around the best trial capacity within which the search goes on
@@ -32,9 +32,9 @@ _AS_WELL = 1.3
 # weight of the error of a busy period relative to a transfer's, as a round waits for the period's
 # end
 _BUSY_WEIGHT = 3.0
-# Real transfers do not share a link evenly, as replayed ones do. The error of one shared link may
-# exceed that of separate links by this (mean absolute error of logarithms; in scenarios/validation
-# 0.02 to 0.17).
+# Real transfers do not share a link evenly, but replayed transfers do. So the error with one shared
+# link may exceed the error with separate links by this value (mean absolute error of logarithms; in
+# scenarios/validation 0.02 to 0.17).
 _UNEVEN = 0.15
 _SECTIONS = 12  # steps of the search around the best trial capacity
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -164,8 +164,8 @@ class LinkSearch:
         """Return whether given links explain the log's durations nearly as well as fitted links.
 
         The error of links is the mean absolute difference of the logarithms of replayed and logged
-        durations. The error of the given links may be 30 % greater than the error of the fitted
-        links, plus 0.005.
+        durations. The given links explain the log if their error is at most 1.3 times the error of
+        the fitted links, plus 0.005.
 
         Args:
             rates: given rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
@@ -188,7 +188,8 @@ class LinkSearch:
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
             capacity: capacity of the link that they share (bytes/s).
-            own_rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
+            own_rates: rates of the clients' links that explain the messages without a shared link
+                (bytes/s); float64 [clients].
         """
         separate_error = self._replay_error(own_rates, math.inf)
         return self._replay_error(rates, capacity) <= separate_error + _UNEVEN
@@ -216,15 +217,15 @@ class LinkSearch:
     def is_at_highest_rate(self, rates: Floats) -> Flags:
         """Find the clients whose rates may be alike because one shared link limits them all.
 
-        They are the clients within 3 % of the highest rate. A busy period is a time without a
-        break between transfers.
+        They are the clients whose rates are within 3 % of the highest rate.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
 
         Returns:
             Whether each client is one of them; bool [clients]. All are False if there are fewer
-            than five such clients, or if some busy period lacks one of them.
+            than five such clients, or if one of them sends nothing in some busy period (a time
+            without a break between transfers).
         """
         is_highest = np.nan_to_num(rates) >= (1 - _ALIKE) * np.nanmax(rates)
         members = np.flatnonzero(is_highest)

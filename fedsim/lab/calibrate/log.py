@@ -112,7 +112,8 @@ class Log:
             index in this tuple.
         tasks: tasks of these clients, each a download, a training and an upload.
         rounds: rounds in order of time, or versions if the server is asynchronous.
-        synchronous: whether a round begins only when the previous one is over.
+        synchronous: whether rounds begin only when the previous round is over; judged by the tasks'
+            times, and true if this holds for at least 90 % of the rounds.
         on: client index, start and end (s) of each online interval; empty if the log has none.
         notes: sentences for the user, for example on rows that were not used.
     """
@@ -448,7 +449,7 @@ def _iterate(rows: pd.DataFrame) -> Iterable[_Row]:
 
 
 def _find_problem(row: _Row) -> str | None:
-    """Return the reason why a row of a log cannot be used, as a sentence; None if it can."""
+    """Return a sentence on why a row of a log cannot be used; None if the row can be used."""
     if row.what not in _KINDS:
         hint = nearest(row.what, _KINDS)
         return f"what is {show_value(row.what)}; allowed are {', '.join(_KINDS)}{hint}"

@@ -70,8 +70,8 @@ def keep_unrefuted(
     """Return the rival worlds that predict held-out rounds about as well as the fitted world.
 
     A world has the clients' speeds and links; rivals explain the rounds of the fit about equally
-    well. A rival is left out if the mean relative error of its predictions exceeds that of the
-    fitted world by more than 0.05 (such as 0.16 instead of 0.1). All rivals are returned if no
+    well. A rival is left out if the mean relative error of its predictions exceeds the fitted
+    world's error by more than 0.05 (such as 0.16 instead of 0.1). All rivals are returned if no
     round is held out, or if the server is asynchronous.
 
     Args:

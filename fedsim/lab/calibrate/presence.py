@@ -35,7 +35,8 @@ def estimate_presence(log: Log) -> Presence | None:
     be exponential, and phases may be cut off by the begin and the end of the log.
 
     Returns:
-        The estimates; None if no client becomes unreachable in the log, or none comes back.
+        The estimates; None if no client becomes unreachable in the log, if none comes back, or if
+        neither phases nor rounds tell when clients are online.
     """
     phases = _online_phases(log)
     if phases is None:
@@ -61,7 +62,7 @@ def _online_phases(log: Log) -> tuple[Ints, Floats, Floats] | None:
 
     Returns:
         Index of the client, start and end (s) of each phase, [phases] each. None if the log states
-        none, and they cannot be told from the clients that take part in the rounds.
+        no phases, and the clients that take part in the rounds do not show them.
     """
     if log.on:
         client, start, end = map(np.array, zip(*log.on, strict=True))

@@ -70,7 +70,8 @@ class _Replay:
         self._network = Star(
             simulation, world.down, world.up, world.latency, server["down"], server["up"], transport
         )
-        # deviation of the logarithm of a lognormal variable with this coefficient of variation
+        # standard deviation of the logarithm of a lognormal variable whose coefficient of variation
+        # is the jitter
         self._sigma = math.sqrt(math.log1p(world.jitter**2))
 
     def send(self, client: int, direction: Direction, size: float) -> Event:
@@ -135,8 +136,8 @@ def replay_transfers(
 ) -> Floats:
     """Replay downloads or uploads of a log over fitted links, and return their durations.
 
-    The fit compares them with the logged durations. Each transfer begins at its time in the log, or
-    when the client's previous transfer has ended.
+    The fit compares these durations with the logged durations. Each transfer begins at its time in
+    the log, or when the client's previous transfer has ended, whichever is later.
 
     Args:
         world: the fitted world.
@@ -361,7 +362,7 @@ def _predict_updates(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]
     ended_tasks = log.tasks[has_ended(log.tasks)]
     ends = ended_tasks.up.end
     measured = float(np.sum((ends > start) & (ends <= end)) / (end - start))
-    # one task of each client
+    # the first task of each client
     first_tasks = ended_tasks[np.unique(ended_tasks.client, return_index=True)[1]]
     rates = []
     for seed, world in enumerate(worlds):

@@ -23,8 +23,8 @@ _DRAWS = 999
 _LEAST_S = 1e-9  # least duration of a busy period (s), so that its rate is finite
 _CHANCE = 0.02  # greatest ``CommonLink.chance`` at which a shared link is reported
 _LEAST_SPREAD = 2e-3  # relative variation of times below which the test says nothing
-# The shared link limits a client only if its times vary at least this much, as a share of the
-# median variation. A slower link of the client's own would keep its times steady.
+# The shared link limits a client only if the client's times vary at least this much, as a share of
+# the median variation. A slower link of the client's own would keep the client's times steady.
 _STEADY = 0.3
 
 
@@ -72,7 +72,7 @@ def find_shared_link(
     cohorts = _find_cohorts(steps, client, begins)
     if len(cohorts) < _LEAST_COHORTS:
         return None
-    rows = np.array(cohorts)  # int64 [busy periods, clients], like the next three arrays
+    rows = np.array(cohorts)  # indices of transfers; [busy periods, clients], as the next arrays
     starts = steps.start[rows]
     seconds = durations(steps)[rows]
     owner = client[rows]
@@ -129,7 +129,7 @@ def _spreads(seconds: Floats, owner: Ints, clients: int) -> Floats:
         clients: count of clients.
 
     Returns:
-        float64 [clients], NaN for a client without times.
+        The ratios, NaN for a client without times; float64 [clients].
     """
     spreads = np.full(clients, np.nan)
     for client_index in np.unique(owner).tolist():

@@ -10,7 +10,7 @@ _NOT_MEASURED = "not measured"
 
 
 def explain_absence(measure: Measure, line: ComparedLine, values: Sequence[Values]) -> str:
-    """Return the reason why a line has no mean of a measure, as the text of its cell in a table.
+    """Return the reason why a line (variant or run) has no mean of a measure, for a table's cell.
 
     The reason is empty if the line has a mean, or if no reason is known.
 

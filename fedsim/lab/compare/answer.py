@@ -25,7 +25,7 @@ _TARGET_STEP = 0.05  # step between default targets (accuracy)
 _DEFAULT_GOAL = "time"
 
 LineFigures = Sequence[Sequence[Values]]
-"""All figures of each run of each line."""
+"""For each line, for each of its runs: the values of all measures, by name."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class WorldAnswer:
             reached it, count of runs.
         cells: dict from index of a line to the variant and grid values by which the line differs
             from the others; lines with the same runs have one entry.
-        bill: costs of the goal's best line, each with its mean over the runs; the goal is first.
+        bill: costs of the line that is best by the goal, each with its mean over the line's runs;
+            the goal's measure is first.
         unreached: targets that no run of any line reached. If the user has named no targets, the
             targets of the studies count, and this is empty once a run has reached one of them.
         unranked: name of the goal if no run has a figure for it, otherwise empty.
@@ -71,7 +72,7 @@ class WorldAnswer:
         if sentences:
             prefix = self.where + self.target_prefix(self.rankings[0])
             words.append(prefix + " ".join(sentences))
-            if self.bill[1:]:  # costs other than the goal, which the sentences state
+            if self.bill[1:]:  # costs other than the goal's measure, which ``sentences`` contain
                 words.append(self._costs_in_words())
         words += [ranking.in_short for ranking in self.rankings[1:] if ranking.in_short]
         if self.missed:
@@ -208,7 +209,7 @@ def _answer_for_world(
     is_measured = any(ranking.measure == goal for ranking in measured_rankings)
     if lines.goal != _DEFAULT_GOAL and not is_missed and not is_measured:
         unranked = lines.goal
-    # a target that only a study declares is no news if another one was reached
+    # if a target was reached, further targets are reported only if the user has named them
     unreached: list[Target] = []
     if is_requested or target is None:
         for candidate in targets:
@@ -323,7 +324,8 @@ def _rank_lines(
     leader = None if decision is None else decision.outcome.leader
     sign = 1 if measure.best == "least" else -1
 
-    # the least key is the best; without a decision all lines count as dropped, which ranks none
+    # The line with the least key is the best. Without a decision all lines count as dropped, which
+    # does not change their order.
     def rank(line: RankedLine) -> tuple[float, ...]:
         missing_share = 1 - len(line.values) / line.run_count
         figure = sign * line.mean.mean if line.values else math.inf
@@ -332,10 +334,10 @@ def _rank_lines(
 
     entries.sort(key=rank)
     best = next((line.line_index for line in entries if not line.reference), None)
-    baseline = None  # by default, the first run, it gets no sentence
+    baseline = None  # a baseline that is only the first run gets no sentence
     if best is not None and not lines.is_first:
         baseline = lines.baselines[best]
-    is_even = lines.until_sure is None  # all lines have the same seeds
+    is_even = lines.until_sure is None  # whether all lines have the same seeds
     return Ranking(measure, tuple(entries), baseline, decision, is_even)
 
 

@@ -29,7 +29,7 @@ def worlds_of(lines: Lines) -> list[list[int]]:
 
     A line is a variant at a point of a study's grid, or a single run. Lines share a world if their
     scenarios differ at most in strategy, training, model, messages, stop conditions, checkpoints
-    and meters. Lines of different studies never share one. Only lines of the same world are
+    and meters. Lines of different studies never share a world. Only lines of the same world are
     compared with each other. All single runs are one group; lines without runs are left out.
 
     Args:
@@ -136,7 +136,11 @@ def cells_of(lines: Lines, line_indices: Sequence[int]) -> dict[int, dict[str, s
 
 
 def cell_names(lines: Lines) -> list[str]:
-    """Return a short name for each line: its variant, and the grid values by which lines differ."""
+    """Return a short name for each line: its variant, and the grid values by which lines differ.
+
+    A line is a variant at a point of a study's grid, or a single run. A line that has no runs, or
+    the same runs as an earlier line, has the name of its variant without grid values.
+    """
     line_indices = [line_index for line_index, line in enumerate(lines.lines) if line.runs]
     names = name_cells(cells_of(lines, line_indices))
     return [names.get(line_index, line.name) for line_index, line in enumerate(lines.lines)]
@@ -149,7 +153,8 @@ def name_cells(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
     same name without them.
 
     Args:
-        cells: variant and values by key of each line, by index of the line.
+        cells: dict from index of a line to its variant and grid values, such as
+            ``{2: {"variant": "fedprox", "mu": "0.1"}}``.
     """
     names = {line_index: _name_cell(cell, PLACES) for line_index, cell in cells.items()}
     counts = Counter(names.values())

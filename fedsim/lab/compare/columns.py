@@ -8,7 +8,10 @@ from fedsim.lab.compare.measures import Preferred
 from fedsim.lab.compare.paired import Estimate
 
 NOISE = 1e-9
-"""Relative difference that counts as equal: of sums of floats, and of times that differ by ticks."""
+"""Relative difference up to which numbers count as equal.
+
+Sums of floats have rounding errors, and simulated times are rounded to whole ticks.
+"""
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ AFTER = "after the last round"
 class PathStep:
     """Part of a round's critical path: what the round waited for in a stretch of its time.
 
-    It is a step of a task, such as ``train``, a message outside of tasks, or a wait in which nothing
-    was under way. A step that began before the round is cut to its part within the round.
+    It is a step of a task (such as ``train``), a message outside of tasks, or a wait in which
+    nothing was under way. A step that began before the round is cut to its part within the round.
 
     Attributes:
         step: name of the step; ``edge-transfer`` or ``message`` outside of tasks, ``wait`` if
@@ -103,7 +103,7 @@ class _AwaitedWork:
     task: int | None
     round: int | None
     end: float = math.inf
-    outcome: str = "stopped"  # the outcome until the work ends
+    outcome: str = "stopped"  # kept if the work never ends
     steps: list[PathStep] = field(default_factory=list)
 
     def rank(self, now: float) -> tuple[float, ...]:
@@ -165,7 +165,7 @@ class RoundPath:
 
     @property
     def totals(self) -> dict[str, float]:
-        """Seconds of the round by kind of waiting, such as ``computing``, the most first.
+        """Seconds of the round by kind of waiting, such as ``computing``, the longest first.
 
         They sum to the length of the round.
         """
@@ -205,7 +205,7 @@ class _PathRecords:
         self.round_starts: dict[int, RecordData] = {}
         self.finished_rounds: list[_FinishedRound] = []
         self._has_hosts = bool(run.scenario.get("population", {}).get("host"))
-        self._tasks: dict[int, _AwaitedWork] = {}  # task ID -> the task's work
+        self._tasks: dict[int, _AwaitedWork] = {}  # tasks by task ID
         used_tasks: set[int] = set()  # tasks of the updates aggregated since the last round
         events = run.events_of((*_EVENTS_OF_WORK, *_EVENTS_OF_RUN), _COLUMNS)
         for time, kind, device, number, task, step, outcome, data in events:
@@ -313,7 +313,7 @@ class CriticalPaths:
         return by_number[number]
 
     def described_round(self, number: int) -> RoundPath:
-        """Return a round as ``round`` does, with pre-trainings named so as in pictures.
+        """Return a round as ``round`` does, with the steps of pre-trainings renamed as in figures.
 
         The step ``train`` of a task that trains no model of a round becomes ``pre-training``.
 
@@ -340,7 +340,7 @@ class CriticalPaths:
 
     @cached_property
     def totals(self) -> dict[str, float]:
-        """Seconds of the whole run by kind of waiting, such as ``computing``, the most first.
+        """Seconds of the whole run by kind of waiting, such as ``computing``, the longest first.
 
         Time after the last round is a separate kind. The seconds sum to the length of the run.
         """
@@ -361,8 +361,8 @@ class CriticalPaths:
         number = finished.number
         end = finished.end
         start_fields = self._records.round_starts.get(number, {})
-        tasks = []  # the round's tasks that went on at some time within it
-        late = []  # devices whose tasks its end cut off
+        tasks = []  # tasks of this round that were under way at some time of the round
+        late = []  # devices whose tasks the end of the round cut off
         for task in self._records.tasks_of_round[number]:
             if task.end > start and task.start < end:
                 tasks.append(task)

@@ -23,7 +23,7 @@ from fedsim.lab.compare.critical_path import (
 _BAR = 40  # length of the longest bar (characters)
 _MOST_DEVICES = 5
 _MESSAGE = "message"
-_MOST_MESSAGES = 3  # most consecutive messages with a table row each; more share a row
+_MOST_MESSAGES = 3  # up to this count, consecutive messages have a row each; more share a row
 
 
 def run_in_words(paths: CriticalPaths) -> list[str]:
@@ -163,7 +163,7 @@ def _longest_in_words(path: RoundPath) -> list[str]:
         if path.by_deadline:
             clients = "the late client" if len(path.late) == 1 else "the late clients"
         words.append(f"Without {clients} it would have ended {show_seconds(path.saved_s)} sooner.")
-    # twice the rate helps only a step that works, of the single client that ended last
+    # twice the rate helps only if the step is no wait, and if a single client ended last
     has_one_last_client = path.saved_s > 0 and path.clients_at_end == 1
     is_waiting = step.step in (WAIT, step_names.QUEUE)
     if has_one_last_client and step.outcome == "done" and not is_waiting:

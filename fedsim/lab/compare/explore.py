@@ -19,8 +19,8 @@ from fedsim.lab.compare.ranking import RankedLine, Ranking
 if TYPE_CHECKING:
     import pandas as pd
 
-_RUNNERS_UP = 3  # most cells close to a front that are named
-_LEAST_PERCENT = 0.05  # difference (%) below which no figure is given
+_RUNNERS_UP = 3  # upper bound of the cells close to a front that are named
+_LEAST_PERCENT = 0.05  # difference (%) below which the text says "hardly"
 _NEAR = 1.5  # greatest ``CostPoint.factor`` of a runner-up
 _FIGURE = "figure"
 
@@ -91,7 +91,8 @@ class CostPoint(NamedTuple):
         factor: 1 if the point is on the Pareto front. Otherwise the least f such that both costs
             are at most f times the same costs of some point of the front; infinite if every point
             of the front has a cost of 0.
-        near: name of the line of this point of the front; empty if ``factor`` is 1 or infinite.
+        near: name of the line of the point of the front that has this f; empty if ``factor`` is 1
+            or infinite.
     """
 
     line: RankedLine
@@ -105,7 +106,8 @@ class CostPoint(NamedTuple):
 class ParetoFront:
     """Variants of a study compared by two costs, such as time and traffic to the target.
 
-    A variant is on the Pareto front if no other variant is better in both costs.
+    A variant is on the Pareto front if no other variant has one lower cost and the other cost not
+    higher.
 
     Attributes:
         first: ranking by the first cost.
@@ -119,7 +121,7 @@ class ParetoFront:
 
     @property
     def front(self) -> list[CostPoint]:
-        """Variants that no other variant beats in both costs, in order of the first cost."""
+        """Variants on the Pareto front, in order of the first cost."""
         return [point for point in self.points if point.factor == 1]
 
     @property
@@ -222,7 +224,7 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
             front.append(CostPoint(line, first_cost, second_cost, 1.0, ""))
             points.append(front[-1])
             continue
-        factor = math.inf  # least factor by which the variant's costs exceed the costs of a point
+        factor = math.inf  # greater ratio of the variant's two costs to the closest point's costs
         closest_name = ""
         for point in front:
             if point.first == 0 or point.second == 0:  # no ratio to a cost of 0
@@ -238,8 +240,9 @@ def _compute_front(first: Ranking, second: Ranking) -> ParetoFront:
 def in_words(answer: WorldAnswer) -> list[str]:
     """Return sentences for people that compare the variants of a world, and the keys of the grid.
 
-    The first sentences name the variants that no other variant beats in two costs, such as time and
-    traffic. The last one states how much of the variance of the goal's measure each key explains.
+    A world is the devices, network and data that variants share. The first sentences name the
+    variants that no other variant beats in two costs, such as time and traffic. The last sentence
+    states how much of the variance of the goal's measure each key explains.
 
     Args:
         answer: the comparison of the variants in one world.
@@ -270,7 +273,7 @@ def variance_in_words(answer: WorldAnswer) -> list[str]:
     rows = frame[(frame[varying] != ANY).all(axis=1)].dropna()
     if len(varying) < 2 or rows.empty:
         return []
-    # only variants with the most combinations, as references and others may lack some
+    # variants that lack some of the combinations are left out
     counts = rows.groupby(VARIANT)[_FIGURE].transform("size")
     rows = rows[counts == counts.max()]
     measure = answer.rankings[0].measure
@@ -330,7 +333,7 @@ def _figures_by_cell(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
 
     rows = []
     if answer.rankings:
-        ranking = answer.rankings[0]  # ranking by the study's goal
+        ranking = answer.rankings[0]  # the ranking by the goal
         means = {line.line_index: line.mean.mean for line in ranking.ranked}
         variants = [line for line in ranking.entries if not line.reference]
         for line_index in sorted(line.line_index for line in variants):

@@ -41,7 +41,7 @@ _SUMMARIES: "dict[str, Callable[[pd.Series[float]], float]]" = {
 
 
 class Reading(Spec):
-    """Definition of a number in a paper, such as rounds to 80 % accuracy, and how a run gives it.
+    """Reading: how a number of a paper, such as rounds to 80 % accuracy, is computed from a run.
 
     Attributes:
         title: the figure's name, with its unit.
@@ -58,21 +58,22 @@ class Reading(Spec):
               ``target``; all rounds, or the whole time, of the run if none does.
             - ``missed``: 1 if no value reaches ``target``, else 0.
             - ``count``: count of the records of the kind ``event``.
-            - ``rounds before``: count of whole rounds before such a record (which one: ``number``);
-              all rounds if there are too few such records.
-            - ``before``: last value of ``column`` before the first such record.
+            - ``rounds before``: count of whole rounds before the record of the kind ``event`` with
+              the index ``number``; all rounds if there are fewer such records.
+            - ``before``: last value of ``column`` before the first record of the kind ``event``.
         column: column of ``rounds.parquet``.
         scale: factor of the values, such as 100 for %.
         first, last: count of first or last values to use; ``last`` uses at most half of all
             values.
         rounds: count of rounds for ``after``, from 1.
         target: target value, in the scaled unit of the column.
-        below_best: instead of ``target``, how far the target lies below the best row of the table,
-            which has the greatest mean of ``max`` over its seeds.
-        event: kind of the event.
-        number: index of the event for ``rounds before``, from 1.
+        below_best: instead of ``target``, how far the target lies below the best row of the table.
+            The figure of each row is its mean of ``max`` over the seeds.
+        event: kind of the records, such as ``assign``.
+        number: index of the record for ``rounds before``, from 1.
         figure: name of a measure of ``fedsim.lab.compare.measures``, which replaces ``take``.
-        ledger: ledger by which ``figure`` counts bytes.
+        ledger: traffic that ``figure`` counts: ``strict`` for all bytes, ``paper`` for the bytes
+            that papers count.
         over, minus: ``variant`` or grid values of a second variant. The figure is divided by, or
             reduced by, the figure of this variant, seed by seed.
         tolerance: greatest difference of the mean from the published figure; None if the figure
@@ -113,11 +114,11 @@ class Reading(Spec):
 
     @property
     def comparison(self) -> dict[str, object]:
-        """Names of the second variant with which the figure is compared; empty if there is none.
+        """Values that select the second variant with which the figure is compared; may be empty.
 
-        The dict is the key ``over`` or ``minus``, such as ``{"variant": "fedavg"}``, or values of
-        keys of the grid. With ``over`` the figure is divided by the figure of this variant, with
-        ``minus`` it is reduced by it.
+        This is ``over`` or ``minus``, such as ``{"variant": "fedavg"}`` or ``{"share": 0.3}``. With
+        ``over`` the figure is divided by the second variant's figure. With ``minus`` the second
+        variant's figure is subtracted.
         """
         return self.over or self.minus
 

@@ -14,8 +14,8 @@ from fedsim.lab.compare.measures import Measure
 from fedsim.lab.compare.sure import Decision, decide
 from fedsim.lab.reading.study_folder import IndexedSure
 
-_USUAL_TOLERANCE = 0.05  # share of a cost
-_USUAL_STEP = 0.01  # difference of accuracies and metrics
+_USUAL_TOLERANCE = 0.05  # default tolerance of a cost, as a share of the cost
+_USUAL_STEP = 0.01  # default tolerance of accuracies and metrics, as a difference
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class LineDecision:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences that follow the sentence on the best variant, which is not among them.
+        """Sentences about the decision, to print after a sentence that names the best variant.
 
-        They state which other variants may be the best (or how many, if it is not decided), how
-        many variants were dropped as worse, and how many runs and how much real time the decision
-        took.
+        They state which other variants may be the best (or only their count, if it is not decided),
+        how many variants were dropped as worse, and how many runs and how much real time the
+        decision took.
         """
         words = []
         outcome = self.outcome
@@ -161,7 +161,7 @@ def _comparable_costs(
     lines: Mapping[int, ComparedLine],
     values: Mapping[int, Mapping[int, float]],
 ) -> dict[int, list[float | None]]:
-    """Return the values of each line as numbers of which less is better, in the order of its seeds.
+    """Return the values of each line as numbers where less is better, in the order of its seeds.
 
     Args:
         measure: the measure.

@@ -21,7 +21,7 @@ from fedsim.records.notebook import strategy_of
 from fedsim.records.reading import RunFolder
 
 _MOST_NAMES = 12
-_MOST_SEEDS = 3  # most seeds that are listed for each status of runs
+_MOST_SEEDS = 3  # up to this count, the seeds of runs with the same status are listed
 
 _RunFigures = TypeVar("_RunFigures")
 _Setting = TypeVar("_Setting")  # value that a study may declare
@@ -41,7 +41,7 @@ class ComparedLine:
         study: name of the study's folder; empty for a single run.
         reference: whether the line is a reference, such as centralised training, which is shown but
             not ranked.
-        is_begun: whether any run of the line has a folder. No run has one before the first run
+        is_begun: whether any run of the line has a folder. No run has a folder before the first run
             begins, or if ``--only`` excludes the line.
         seeds_in_order: seeds of the finished runs before the first unfinished one.
         undone: seed and status of each run that is not done, such as ``failed`` or ``not begun``.
@@ -129,7 +129,7 @@ class Lines:
         for new_index, line_index in enumerate(begun_indices):
             new_indices[line_index] = new_index
         lines = []
-        baselines = []  # for each line the index of its baseline; None if that is left out
+        baselines = []  # for each line the index of its baseline; None if the baseline is left out
         for line_index in begun_indices:
             lines.append(self.lines[line_index])
             baselines.append(new_indices.get(self.baselines[line_index]))
@@ -168,8 +168,8 @@ class Lines:
     def seeds_of(self, line_index: int) -> frozenset[int]:
         """Return the seeds of the finished runs of a line, which is a variant or a single run.
 
-        If the lines are single runs, the result is always seed 0, as if all had the same seed, so
-        that any two can be compared.
+        If the lines are single runs, the result is always seed 0, as if all runs had the same seed,
+        so that any two runs can be compared.
 
         Args:
             line_index: index of the line in ``lines``.
@@ -240,7 +240,7 @@ def read_lines(
         return Lines(
             tuple(lines),
             targets=(),
-            baselines=(0,) * len(lines),  # each run is compared with the first
+            baselines=(0,) * len(lines),  # each run is compared with the first run
             baseline=lines[0].name,
             is_first=True,
             goal=chosen_goal,
@@ -291,7 +291,7 @@ def _read_sources(paths: Sequence[str | Path], index: StudyIndex | None) -> list
 
 
 def _first_declared(values: Iterable[_Setting | None]) -> _Setting | None:
-    """Return the first of ``values`` that is neither None nor empty; None if all are."""
+    """Return the first of ``values`` that is neither None nor empty; None if there is none."""
     return next((value for value in values if value), None)
 
 
@@ -326,7 +326,7 @@ def _lines_of_study(path: Path, study: StudyIndex) -> list[ComparedLine]:
     for variant in study.variants:
         finished_runs = []
         undone = []  # seed and status of each run that is not done
-        seeds_in_order = []  # seeds of the runs before the first one that is not done
+        seeds_in_order = []  # seeds of the runs before the first run that is not done
         is_begun = False
         for run in variant.runs:
             folder = path / run.folder
@@ -391,7 +391,9 @@ def _find_baseline(
 
 
 def short_key(key: str, keys: Iterable[str]) -> str:
-    """Return the last part of a dotted key, or the whole key if another key ends in this part.
+    """Return the last part of a dotted key, such as ``lr`` for ``training.lr``.
+
+    If another key ends in this part, the whole key is returned.
 
     Args:
         key: a dotted key.

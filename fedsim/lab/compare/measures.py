@@ -194,7 +194,7 @@ TRAFFIC = _MEASURES["traffic"]
 WASTED_COMPUTE = _MEASURES["wasted compute"]
 WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", "most")
 _WORK_EVENTS = ("assign", "step-start", "step-end", "task-end")
-_UNIT_OF_COST = {  # costs to a target
+_UNIT_OF_COST = {  # unit of each cost to a target
     "rounds": "",
     "time": "s",
     "traffic": "bytes",
@@ -208,11 +208,11 @@ _GOALS_WITHOUT_TARGET = {
     "accuracy": FINAL,
     "budget": WITHIN,
 }
-"""Goals without a target."""
+"""Measures of the goals that need no target, by name of the goal."""
 COST_GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds")
 GOALS = (*COST_GOALS, *_GOALS_WITHOUT_TARGET, *MORE_IS_BETTER)
-"""Goals of a study: the least cost to the target, battery charge or number of flat devices, or
-the best accuracy or metric.
+"""Goals of a study: the least cost to the target, the least charge drawn from batteries, the fewest
+empty batteries, or the best accuracy or metric.
 """
 
 
@@ -246,11 +246,12 @@ def read_goal(
         limits: values of ``--budget``, as ``KEY=VALUE``.
 
     Returns:
-        The goal and the limits by cost; None for each that the options do not set. If there are
-        limits, the goal is ``budget``.
+        The goal (None if it is not given), and a dict from cost to limit (None without limits). If
+        there are limits, the goal is ``budget``.
 
     Raises:
-        ScenarioError: an option is wrong, or the two contradict each other.
+        ScenarioError: the goal is unknown, a limit has an unknown key or a wrong value, the goal
+            ``budget`` has no limits, or another goal has limits.
     """
     if goal is not None and goal not in GOALS:
         raise ScenarioError(
@@ -302,8 +303,7 @@ def measures(targets: Sequence[Target] = ()) -> list[Measure]:
     """Return all measures by which runs are compared, such as time, in the order of table columns.
 
     Args:
-        targets: accuracies (or values of other metrics) to reach. For each there is a further
-            measure of each kind of cost, such as time: the cost until a run has reached it.
+        targets: targets; for each of them, six costs until it is reached are among the measures.
     """
     before_targets = [
         measure for measure in _MEASURES.values() if measure.topic in ("accuracy", "cost")
@@ -316,7 +316,7 @@ def measures(targets: Sequence[Target] = ()) -> list[Measure]:
 
 
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
-    """Return two measures, final and best value, for each metric that any run has."""
+    """Return two measures, final and best value, for each metric (such as perplexity) of runs."""
     more_is_better = {}
     for run in runs:
         for name, metric in run.summary.get("metrics", {}).items():
@@ -388,7 +388,7 @@ def measure(
             applicable_names = {
                 candidate.name for candidate in all_measures if candidate.is_of_pooled_data
             }
-    # raised if a summary is valid JSON, but lacks entries or has them in another form
+    # these errors are raised if a summary is valid JSON, but lacks entries or has other types
     except (AttributeError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}"
@@ -497,8 +497,7 @@ def read_work(run: RunFolder) -> Values:
         of devices between groups, which is None if the run has no groups.
     """
     step_starts: dict[int, float] = {}  # open task -> begin of its running step (s)
-    # task -> compute time of the open task
-    compute_times: defaultdict[int, _ComputeTime] = defaultdict(_ComputeTime)
+    compute_times: defaultdict[int, _ComputeTime] = defaultdict(_ComputeTime)  # by open task
     compute = 0.0
     wasted = 0.0
     migrations: int | None = None

@@ -92,7 +92,7 @@ def pairs_to_tell(mean: float, half: float, pairs: int, most: int = 1000) -> int
         most: greatest count to try.
 
     Returns:
-        The least such count above ``pairs``; None if ``most`` pairs are too few.
+        The least count of pairs above ``pairs`` that is enough; None if ``most`` pairs are too few.
     """
     if not mean:
         return None

@@ -13,16 +13,16 @@ A file of published figures::
 
     [[tables]]
     title = "Table 3: {data}"
-    at = { part = "clusters", data = ["mnist", "cifar"] }    # one table for each of a list
+    at = { part = "clusters", data = ["mnist", "cifar"] }    # one table for each listed value
     measures = ["best"]
     rows = [
       "fedavg",
       { name = "slow", variant = "fedavg", at = { share = 0.2 }, title = "FedAvg, 20 %" },
     ]
-    # for each row one figure, a list with one figure per measure (nan: none), or a table by
-    # measure; without the key ``mnist``, the figures are of both tables
+    # for each row: one figure, a list with one figure per measure (nan: the paper has none), or a
+    # table by measure; ``published = { fedavg = 89.4 }`` would hold for all values of ``data``
     published.mnist = { fedavg = 89.4, slow = [88.2] }
-    # with ``at = { data = ["mnist"] }`` the paper claims it of that table alone
+    # a claim with ``at = { data = ["mnist"] }`` is made for the table of this value only
     claims = [
       { says = "{above} is better than {below}", pairs = [["fedavg", "slow"]], by = 0.5 },
     ]
@@ -67,7 +67,7 @@ def _read_row(row: object) -> object:
 
 
 class PublishedRow(Spec):
-    """Row of a table in a paper, and which variant of a study computes the same.
+    """Row of a table in a paper, and the variant of a study that reproduces the row.
 
     Attributes:
         name: name by which figures and claims of the table refer to the row.
@@ -83,19 +83,22 @@ class PublishedRow(Spec):
 
     @property
     def where(self) -> dict[str, object]:
-        """Dict from key of the grid, or ``variant``, to value, which selects the row's line."""
+        """Grid values by key, and ``variant``: they select the study's variant for this row."""
         return {"variant": self.variant or self.name, **self.at}
 
 
 class Claims(Spec):
-    """Claim of a paper that some rows of a table exceed others, to be judged by a study's figures.
+    """Claims of a paper that rows of a table exceed other rows, to be judged by a study's figures.
+
+    Each pair of rows is one claim.
 
     Attributes:
-        says: the sentence, with ``{above}`` and ``{below}`` for the titles of the rows.
+        says: sentence of a claim, with ``{above}`` and ``{below}`` for the titles of the two rows.
         pairs: pairs of row names, A and B; A is claimed to exceed B.
-        measure: name of the measure; by default the first of the table.
-        by: least difference of A and B for which the claim holds.
-        at: values of the tables' ``at`` for which the paper makes the claim; by default all.
+        measure: name of the measure; by default the first measure of the table.
+        by: difference by which A has to exceed B.
+        at: dict from a key of the table's ``at`` to the values for which the paper makes the
+            claims; by default all values.
     """
 
     says: str
@@ -117,7 +120,7 @@ class PublishedFigures(Spec):
             one number per measure, or a dict by measure, such as ``{"fedavg": 91.2}``. If ``at``
             lists values, this may be a dict from value to such a dict instead, such as
             ``{"0.1": {"fedavg": 91.2}}``.
-        tolerance: greatest allowed difference by row, instead of the tolerances of the measures.
+        tolerance: name of a row -> greatest allowed difference, in place of that of the measures.
         claims: claims of the paper on the rows.
         note: note for readers.
     """
@@ -132,13 +135,10 @@ class PublishedFigures(Spec):
     note: str = ""
 
     def apart(self) -> "list[PublishedFigures]":
-        """Split the table into tables with one value of each key of the study's grid.
+        """Split the table into tables whose ``at`` has a single value for each key.
 
-        Keys in ``at`` may have a list of values. Each combination of such values gets a table. The
-        published figures may be given for each value separately, or once for all values.
-
-        Returns:
-            The tables, in whose ``at`` each key has a single value.
+        A key in ``at`` may have a list of values. Each combination of listed values gets a table.
+        The published figures may be given for each value separately, or once for all values.
 
         Raises:
             ValueError: figures are given for a value that ``at`` does not list.
@@ -165,10 +165,10 @@ class PublishedFigures(Spec):
         return tables
 
     def _has_figures_by_value(self, texts: Sequence[str]) -> bool:
-        """Whether ``published`` has a dict of figures for each value, not the figures of all values.
+        """Whether the keys of ``published`` are values from a list in ``at``, not names of rows.
 
         Args:
-            texts: the values, as texts; these and not names of rows are the keys then.
+            texts: the listed values, as texts.
         """
         has_values = any(text in self.published for text in texts)
         has_rows = any(row.name in self.published for row in self.rows)
@@ -189,7 +189,7 @@ class PublishedFigures(Spec):
             row: name of the row.
             name: name of the measure.
         """
-        figures = self.published.get(row, {})  # a dict by measure, or a list in their order
+        figures = self.published.get(row, {})  # dict by measure, list for all measures, or number
         if not isinstance(figures, Mapping):
             values = figures if isinstance(figures, list) else [figures]
             figures = dict(zip(self.measures, values, strict=False))
@@ -232,7 +232,7 @@ class Published(Spec):
 
     @model_validator(mode="after")
     def _refuse_unknown_names(self) -> "Published":
-        """Check names in all tables, and in claims the values of ``at`` for which they are made."""
+        """Check that tables name known rows and measures, and that claims name listed values."""
         for table in self.tables:
             listed_values = {
                 key: values for key, values in table.at.items() if isinstance(values, list)
@@ -334,7 +334,7 @@ def _figures_as_columns(table: ComparedTable) -> ComparedTable:
     row of the paper. The head of a column states the usual tolerance of its figure; a row with
     another tolerance states it in its name.
     """
-    # both by figure, and then by row of the paper
+    # both dicts: name of a figure -> name of a row of the paper -> cell or tolerance
     cells_of_figure: dict[str, dict[str, Cell]] = {}
     tolerances_of_figure: dict[str, dict[str, Any]] = {}
     columns = (column.cells for column in table.columns)
@@ -420,7 +420,7 @@ class _MeasuredTable:
         self._rows = [row for row in table.rows if seeds_by_row[row.name]]  # rows with runs
         self._not_run = [row for row in table.rows if not seeds_by_row[row.name]]
         self._seeds = self._common_seeds(seeds_by_row)
-        # figures by measure and row, one for each of ``_seeds``
+        # measure -> row -> figures, one for each of ``_seeds``
         self._values: dict[str, dict[str, list[float]]] = {}
         if self._seeds:
             measures_of_claims = [claim.measure for claim in table.claims if claim.measure]
@@ -489,7 +489,7 @@ class _MeasuredTable:
         return {int(run.summary["seed"]): run for run in lines[0].runs}
 
     def _compute(self, reading: Reading) -> dict[str, list[float]]:
-        """Return one kind of figure for each row of the table, as a dict from row to one per seed.
+        """Return the values of one figure, as a dict from row of the table to one value per seed.
 
         If the definition names a second line, each figure is divided by that line's figure of the
         same seed, or that figure is subtracted.

@@ -11,7 +11,7 @@ from fedsim.lab.compare.lines import some_names
 from fedsim.lab.compare.measures import Measure
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
 
-_MOST_DIGITS = 7  # most digits of the ends of a ratio's interval
+_MOST_DIGITS = 7  # the ends of a ratio's interval have fewer digits
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RankedLine:
         name: name of the line, made of its variant and grid values.
         reference: whether the line is a reference, such as centralised training, which is shown but
             not ranked.
-        values: value of the measure by seed, of the runs that have one.
+        values: dict from seed to value of the measure; runs without a value are left out.
         seeds: seeds of all runs, with and without a value.
     """
 
@@ -151,7 +151,8 @@ class Ranking:
 
         A lead is significant if the confidence interval excludes equality: a ratio of 1 for a cost,
         a difference of 0 for other figures. With a single run per line there is no interval, and
-        any lead counts. If seeds were added until a decision, the decision has to be made.
+        any lead counts. If the study adds seeds until a decision, the best line is sure once the
+        decision is made (``best`` or ``tie``).
         """
         ranked = self.ranked
         if len(ranked) < 2:
@@ -167,10 +168,10 @@ class Ranking:
     def sentences(self) -> list[str]:
         """Sentences for people on the result of the ranking.
 
-        They name the best line (variant or run), the next line, and the baseline. The last ones
-        state how certain the result is, such as which lines cannot be distinguished from the best
-        one. If such lines exist, the first sentence names no best line, unless the study has
-        decided on one (``--until-sure``). The list is empty if fewer than two lines compete.
+        They name the best line (variant or run), the next line, and the baseline. The last
+        sentences state how certain the result is, such as which lines cannot be distinguished from
+        the best line. If such lines exist, the first sentence names no best line, unless the study
+        has decided on one (``--until-sure``). The list is empty if fewer than two lines compete.
         """
         ranked = self.ranked
         # a line without a rank, as it misses a value in a run, competes too
@@ -282,7 +283,7 @@ class Ranking:
             first: the line with the best mean.
         """
         ties = self.ties
-        near_names: list[str] = []  # names of lines that more seeds may tell from the best
+        near_names: list[str] = []  # names of lines that more seeds may distinguish from the best
         more_seeds: list[int] = []
         for line in ties:
             count = self._count_more_seeds(line, first)

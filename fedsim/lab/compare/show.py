@@ -38,7 +38,7 @@ Form = Literal["csv", "markdown"]
 
 _WIDE = 10_000  # width (characters) of output that is no terminal, so that no line is wrapped
 _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
-_MOST_DIGITS = 6  # most digits of a mean
+_MOST_DIGITS = 6  # upper bound of the digits of a mean
 
 
 def print_short(console: "Console", comparison: Comparison) -> None:
@@ -68,6 +68,7 @@ def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTab
 
     Raises:
         ScenarioError: the file is wrong, or does not fit the study.
+        RunFolderError: a run lacks a column, or a figure would be divided by 0.
     """
     return beside_published(read_lines([path]).lines, Published.read(figures))
 
@@ -131,8 +132,8 @@ def write_tables(path: Path) -> None:
 
     ``compare.csv`` and ``compare.md`` have the means of all variants side by side, ``paired.csv``
     their differences to the baseline by seed, and ``runs.csv`` the single runs. If the folder has
-    published figures of a paper, ``published.md`` compares these with the study. The tables depend
-    only on the study's runs, never on the time or the order of these runs.
+    published figures of a paper, ``published.md`` compares these with the study. The tables do not
+    depend on when, or in which order, the study's runs were made.
 
     Args:
         path: folder of the study.
@@ -157,7 +158,7 @@ def write_tables(path: Path) -> None:
 def to_csv(table: ComparedTable) -> str:
     """Format a table as CSV in full precision; a mean with its interval becomes three columns.
 
-    Cells are escaped so that no spreadsheet reads one as a formula.
+    Texts are escaped so that no spreadsheet reads a text as a formula.
     """
     file = io.StringIO()
     rows = zip(*((column.head, *column.cells) for column in plain_columns(table)), strict=True)
@@ -366,9 +367,9 @@ def _format_to_precision(
     factor = 1.0
     if column.unit == "bytes":
         letter, factor = _find_prefix(max(abs(values[0]), half))
-    # Two powers of ten, given by their exponents: of the last digit if the mean has
-    # ``_MOST_DIGITS`` digits, and of the half width's second digit. The coarser one is the last
-    # that is shown.
+    # Two exponents of powers of ten: ``finest`` for the last digit of a mean of ``_MOST_DIGITS``
+    # digits, ``second_of_half`` for the second digit of the half width. The greater one is the
+    # exponent of the last digit shown.
     finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
     second_of_half = math.floor(math.log10(half / factor)) - 1
     decimals = -max(finest, second_of_half)
@@ -396,7 +397,7 @@ def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]
     topics: dict[str, list[ComparedColumn]] = {}
     for column in table.columns:
         if column.topic:
-            topics.setdefault(column.topic, [])  # also if all its columns are empty
+            topics.setdefault(column.topic, [])  # a topic stays known if all its columns are empty
             if not column.is_empty:
                 topics[column.topic].append(column)
     if identity and not topics:

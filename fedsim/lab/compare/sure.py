@@ -35,7 +35,7 @@ LEAST_SEEDS = 5
 
 @dataclass(frozen=True)
 class DroppedLine:
-    """Variant that is surely worse than another variant, and so is no longer compared.
+    """Line (variant) that is surely worse than another variant, and so is no longer compared.
 
     Attributes:
         line_index: index of the variant in the comparison.
@@ -200,7 +200,7 @@ class _Race:
     def __init__(self, costs: Mapping[int, Sequence[float]], error: float) -> None:
         # A row is a line's position in these arrays; results name its index in the comparison.
         self._line_indices = list(costs)
-        self._counts = [len(values) for values in costs.values()]  # count of seeds of each row
+        self._counts = [len(values) for values in costs.values()]  # count of seeds of each line
         self._costs = np.full((len(costs), max(self._counts)), np.nan)
         for row, values in enumerate(costs.values()):
             self._costs[row, : len(values)] = values
@@ -250,11 +250,11 @@ class _Race:
             return Decision("best", contenders[0], contenders, losses, missed, seeds, bound=0.0)
         bounds = self._worse_at_most[np.ix_(rows, rows)]
         np.fill_diagonal(bounds, 0.0)
-        worst_bounds = bounds.max(axis=1)  # how much worse each line may be than the best one
+        worst_bounds = bounds.max(axis=1)  # upper bounds of mean cost minus the best line's mean
         leader_positions = np.flatnonzero(worst_bounds <= within)
         if not len(leader_positions):
             return Decision("open", None, contenders, losses, missed, seeds)  # without a leader
-        # of several possible leaders, the one with the least mean over the seeds of all
+        # the leader is the possible leader with the least mean over the seeds of all contenders
         shared_count = min(self._counts[row] for row in rows)
         means = self._costs[rows, :shared_count].mean(axis=1)
         leader_position = min(leader_positions.tolist(), key=means.__getitem__)

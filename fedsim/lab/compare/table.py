@@ -27,7 +27,7 @@ _MOST_ROWS = 24
 _MOST_NOTES = 6
 
 Pairs = dict[int, tuple[float, float]]
-"""Figures of a line and of its baseline, by seed."""
+"""Dict from seed to two values of a measure: the line's value and its baseline's value."""
 
 
 class Comparison:
@@ -66,7 +66,7 @@ class Comparison:
         all_targets = self._sort_targets(requested | declared)
         accuracies = [target for target in all_targets if target.metric == "accuracy"]
         self._requested = [target for target in all_targets if target in requested]
-        # costs until targets of other metrics, for the short table
+        # costs until the targets that are no accuracies, for the short table
         self._costs_to_metrics: list[measures.Measure] = []
         for target in all_targets[len(accuracies) :]:  # accuracies are first
             self._costs_to_metrics += _goal_measures(TARGETED, target)
@@ -97,7 +97,7 @@ class Comparison:
             metrics: measures of the runs' metrics. A run that lacks one has the value None.
             ledger: traffic to count: ``strict`` or ``paper``.
             cache: dict from run folder to values, to which the values of further runs are added;
-                None if none is shared.
+                None for no such dict.
         """
         computed: dict[Path, measures.Values] = {} if cache is None else cache
         for run in chain.from_iterable(line.runs for line in self.lines.lines):
@@ -135,7 +135,10 @@ class Comparison:
         return sorted(targets, key=rank)
 
     def _add_usual_target(self) -> None:
-        """Set a default target, an accuracy, and add the costs until it to all figures."""
+        """Choose a default target, an accuracy, and add the costs until it to the runs' figures.
+
+        Does nothing if no accuracy is reached by enough lines.
+        """
         target = usual_target(self.lines, self.lines.of_common_seeds(self._figures))
         if target is None:
             return
@@ -273,8 +276,8 @@ class Comparison:
         # the final accuracy is in every table, and does not replace the costs
         goals = [measure for measure in goals if measure != measures.FINAL]
         if not goals:
-            goals = [measures.TIME, measures.TRAFFIC]  # the goals of whole runs
-        accuracies = [measures.FINAL, *self._finals]  # ``_finals``: of other metrics
+            goals = [measures.TIME, measures.TRAFFIC]  # costs of whole runs
+        accuracies = [measures.FINAL, *self._finals]  # ``_finals``: final values of other metrics
         selection = [*accuracies, *goals, *self._costs_to_metrics, measures.WASTED_COMPUTE]
         return [*dict.fromkeys(selection)]  # without repetitions
 
@@ -307,8 +310,9 @@ class Comparison:
     def paired(self, seeds: Sequence[int]) -> ComparedTable:
         """Return a table of each variant's differences to its baseline, seed by seed.
 
-        The mean difference is empty unless variant and baseline have a value for every seed. A mean
-        over fewer seeds would flatter variants that often fail.
+        The mean difference is empty unless variant and baseline have a value for every seed (for
+        every seed that both have, if the study adds seeds to some variants). A mean over fewer
+        seeds would flatter variants that often fail.
 
         Args:
             seeds: the seeds of the study, each of which gets a column.

@@ -25,7 +25,7 @@ DOWNLOADS = "downloads"
 """Folder under the folder of data sets that keeps incomplete downloads."""
 
 RECEIPT = "fetched.json"
-"""File in the folder of a data set: what was fetched from where."""
+"""File in the folder of a data set that lists the fetched files, their sizes and addresses."""
 
 FileState = Literal["there", "part", "missing"]
 
@@ -35,7 +35,7 @@ class PlannedFile:
     """File of a data set that is to be fetched, with what is already downloaded.
 
     Attributes:
-        file: the file.
+        file: the file, as the catalogue of data sets describes it.
         urls: its addresses, which are tried in order.
         state: ``there`` if the file, or the files that are unpacked from it, are complete;
             ``part`` if an earlier download was interrupted; else ``missing``.
@@ -56,7 +56,7 @@ class FetchPlan:
         name: name of the data set.
         dataset: the data set.
         root: the folder of data sets.
-        files: all files.
+        files: all files of the data set.
     """
 
     name: str
@@ -81,7 +81,7 @@ class FetchPlan:
 
     @property
     def disk_bytes(self) -> int:
-        """Upper bound of the disk space (bytes) that the plan's downloads and unpacked files need."""
+        """Upper bound of the disk space for the plan's downloads and unpacked files (bytes)."""
         unpacked_bytes = 0
         for planned in self.missing:
             unpacked_bytes += sum(member.limit for member in planned.file.members.values())

@@ -37,7 +37,7 @@ class _UnusableError(Exception):
 
 
 def check_address(url: str, option: str = "url") -> None:
-    """Raise ``ScenarioError`` if an address is not of HTTP or HTTPS with a host.
+    """Raise ``ScenarioError`` if an address has no host, or is not of HTTP or HTTPS.
 
     Args:
         url: the address.
@@ -159,7 +159,7 @@ class FileTransfer:
                 raise
 
     def _is_complete(self) -> bool:
-        """Whether all bytes are there; of a file of unknown size, whether the checksum fits."""
+        """Whether all bytes are there; if the file's size is unknown, whether the checksum fits."""
         if self.file.bytes is not None:
             return self.present() >= self.file.bytes
         return self._part.is_file() and digest(self._part, self.file) == self.file.checksum
@@ -175,7 +175,7 @@ class FileTransfer:
             start: index of the first byte that is requested.
 
         Raises:
-            _UnusableError: the address does not answer, or sends something else.
+            _UnusableError: the address does not answer, or sends something other than the file.
         """
         headers = {"User-Agent": f"fedsim/{__version__}", "Accept-Encoding": "identity"}
         if start:

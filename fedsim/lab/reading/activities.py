@@ -139,8 +139,7 @@ class MessageSpan:
             names.append((self.destination, self.source, False))
         ends = []
         for name, other, is_sent in names:
-            # name of a device or edge server, such as ``device 3``
-            match = _NUMBERED.fullmatch(name)
+            match = _NUMBERED.fullmatch(name)  # None if ``name`` is no device and no edge server
             end = MessageEnd(
                 device=int(match[2]) if match else -1,
                 start=self.start,
@@ -249,7 +248,7 @@ class Activities:
 
     @cached_property
     def steps(self) -> list[StepSpan]:
-        """All steps of tasks (such as ``train``), task by task, each task's in order of time."""
+        """All steps of tasks (such as ``train``), task by task, each task's steps in order."""
         table = self.history.steps
         columns = (
             *(table[name].tolist() for name in ("device", "start", "end", "step", "task")),
@@ -361,7 +360,7 @@ class Activities:
 
     @cached_property
     def edge_outages(self) -> list[TimeSpan]:
-        """Intervals in which an edge server was out of order; ``device`` is its index."""
+        """Intervals in which an edge server was out of order; ``device`` is the server's index."""
         return _spans(self.history.lost_edges)
 
     @cached_property

@@ -19,7 +19,7 @@ COUNTED: tuple[AttemptOutcome, ...] = ("valid", "slow", "late", "lost")
 """Outcomes that are counted; nobody knows how a ``stopped`` attempt would have ended."""
 
 PRE_TRAINING = "pre-training"
-"""Kind, in pictures, of a training of a task that prepares."""
+"""Kind that figures show for a training in a task that prepares rounds (``is_preparation``)."""
 
 _OUTCOME_OF_TASK: Mapping[str, AttemptOutcome] = {
     "done": "valid",
@@ -35,7 +35,7 @@ _UPDATE = "update"
 
 @dataclass(frozen=True)
 class Attempt:
-    """Task of a client, from its begin to its end, with its steps and its outcome.
+    """Attempt of a client: a task from its begin to its end, with its steps and its outcome.
 
     Attributes:
         task: ID of the task.
@@ -45,7 +45,7 @@ class Attempt:
         group: ID of the group, if any.
         start: begin of the task (s).
         end: end of the task (s); the run's end if the task was open then.
-        outcome: ``valid``; ``slow`` if the client answered without one finished epoch; ``late`` if
+        outcome: ``valid``; ``slow`` if the client answered without a finished epoch; ``late`` if
             the server ended the task, or the model did not fit into memory; ``lost`` if the device
             disconnected, left, or ran flat; ``stopped`` if the run ended first.
         is_preparation: whether the task trains no model of a round, but prepares rounds: for
@@ -131,7 +131,7 @@ class Attempts:
             end = ends.get(row["task"])
             task_steps = tuple(steps[task])
             end_s = self.history.end
-            task_outcome = "stopped"  # outcome of a task that was open at the run's end
+            task_outcome = "stopped"  # the outcome if the task was open at the run's end
             if end is not None:
                 end_s = float(end["time"])
                 task_outcome = str(end["outcome"])

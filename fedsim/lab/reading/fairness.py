@@ -1,8 +1,8 @@
 """Fairness of a run: how evenly it selected devices, and how equal accuracies are.
 
-A selection is a task of a round, or of a model version if the strategy has no rounds. A task and its
-continuations in the same round are one selection. Tasks outside of rounds, such as reports, profiling
-and tests, are no selections.
+A selection is a task of a round, or of a model version if the strategy has no rounds. A task and
+its continuations in the same round are one selection. Tasks outside of rounds, such as reports,
+profiling and tests, are no selections.
 """
 
 import math
@@ -59,8 +59,9 @@ def selectable(run: RunFolder) -> int:
 def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
     """Return how evenly a run had selected its devices by the end of each round, as Jain's index.
 
-    The index is over the devices' counts of selections up to that time: 1 if all were selected
-    equally often, 1/n if only one of n was. Devices that are tested and never train do not count.
+    The index is over the devices' counts of selections up to that time. It is 1 if all devices were
+    selected equally often, and 1/n if only one of n devices was selected. Devices that are tested
+    and never train do not count.
 
     Args:
         run: the run folder.
@@ -85,8 +86,9 @@ def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
 def selections(run: RunFolder) -> "pd.DataFrame":
     """Return a DataFrame of the selections of devices, in order of their ends.
 
-    Columns are ``device``, its ``group`` at the end of the selection (NaN for no group), and
-    ``valid``: whether the update was neither late nor lost, and has a finished epoch.
+    A selection is a task of a round, together with the tasks that continue it. Columns are
+    ``device``, its ``group`` at the end of the selection (NaN for no group), and ``valid``: whether
+    the update was neither late nor lost, and has a finished epoch.
     """
     import pandas as pd
 

@@ -70,7 +70,7 @@ class History:
         """DataFrame of the tasks that ended, a row for each.
 
         Columns are ``device``, ``task``, ``end`` (s), ``outcome``, and ``period``, the count of
-        rounds that ended before.
+        rounds that ended before the task's end.
         """
         ends = self.of("task-end")[["device", "task", "time", "outcome", "period"]]
         ends = ends.rename(columns={"time": "end"})
@@ -84,7 +84,7 @@ class History:
         work was wasted unless ``outcome`` is ``done``. ``round`` and ``group`` may be NaN. ``data``
         is the JSON of the record that ends the step, and None for a step that never ended.
         """
-        # task by task, in the order of the records
+        # sorted by task, and for each task in the order of the records
         rows = self.of("step-start", "step-end").sort_values("task", kind="stable")
         # a task does one step at a time, so the task's next record is the end of the step
         following = rows[["kind", "task", "time", "outcome", "data"]].shift(-1)
@@ -168,7 +168,7 @@ class History:
     def devices_with_phases(self) -> Ints:
         """IDs, ascending, of the devices for which the run has recorded when they were reachable.
 
-        Of other devices, ``away`` has only the times when they were switched off. Empty for an
+        For other devices, ``away`` has only the times when they were switched off. Empty for an
         unfinished run.
         """
         return self._phases["device"].unique()
@@ -216,13 +216,12 @@ class History:
     def assignments(self) -> pd.DataFrame:
         """DataFrame of the assignments of devices to groups, in the order of the records.
 
-        Columns are ``time`` (s), ``device``, ``period`` (count of rounds ended before), the new
-        ``group``, the previous group (``before``), and the reason (``why``). A group of -1 stands
-        for no group.
+        Columns are ``time`` (s), ``device``, ``period`` (count of rounds that ended before the
+        assignment), the new ``group``, the previous group (``before``), and the reason (``why``). A
+        group of -1 stands for no group.
         """
         records = self.of("assign")
-        # fields of each record, which the table has as JSON
-        fields = [parse_data(text) for text in records["data"]]
+        fields = [parse_data(text) for text in records["data"]]  # further fields of each record
         assignments = records[["time", "device", "period", "group"]].reset_index(drop=True)
         assignments["before"] = pd.Series([record["before"] for record in fields], dtype=float)
         assignments["why"] = pd.Series([str(record["why"]) for record in fields], dtype=str)
@@ -243,9 +242,9 @@ class History:
     def marks(self) -> pd.DataFrame:
         """DataFrame of instants that pictures mark: arrivals, departures, data shifts and moves.
 
-        Columns are ``time`` (s), ``device``, ``period`` (count of rounds ended before) and
-        ``kind``: ``arrival``, ``departure``, ``shift``, ``noticed`` (a test detected a shift) or
-        ``move`` (from one group to another). Rows are sorted by kind, in this order.
+        Columns are ``time`` (s), ``device``, ``period`` (count of rounds that ended before the
+        instant) and ``kind``: ``arrival``, ``departure``, ``shift``, ``noticed`` (a test detected a
+        shift) or ``move`` (from one group to another). Rows are sorted by kind, in this order.
         """
         tests = self.of("shift-test")
         has_fired = [parse_data(text)["fired"] for text in tests["data"]]
@@ -277,7 +276,7 @@ class History:
         )
         assignments = self.assignments[["device", "time", "group"]]
         stays = pd.concat([arrivals, assignments], ignore_index=True)
-        # device by device, from the arrival on, in the order of the records
+        # sorted by device; for each device first the arrival, then the assignments in record order
         stays = stays.sort_values("device", kind="stable").rename(columns={"time": "start"})
         arrival = stays["device"].map(population["arrival"])
         departure = stays["device"].map(population["departure"]).clip(upper=self.end)
@@ -351,6 +350,6 @@ def _next_start(rows: pd.DataFrame, end: "float | pd.Series[float]") -> "pd.Seri
 
     Args:
         rows: DataFrame with ``device`` and ``start``, sorted by both.
-        end: value for last rows, common or by row.
+        end: result for the last row of each device: one value for all, or a value for each row.
     """
     return rows["start"].shift(-1).where(rows["device"].shift(-1) == rows["device"], end)

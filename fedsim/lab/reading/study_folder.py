@@ -49,15 +49,15 @@ class IndexedRun(_IndexPart):
 class IndexedVariant(_IndexPart):
     """Entry of a study's index for one row of its comparison: a variant at one point of the grid.
 
-    The variant changes the study's base scenario; the grid has lists of values for some of its
-    keys.
+    The variant changes the study's base scenario. The grid has lists of values for some keys of the
+    base scenario.
 
     Attributes:
         name: name of the variant.
         label: label for users, such as ``flexcfl, share=0.3``; unique within the study.
-        point: one value of each key of the grid. Before them are, if the study has them, ``size``
-            (such as a small or a full study) and ``part`` (some of the variants).
-        changes: dict from key to value, of all other changes of the base scenario.
+        point: one value of each key of the grid. If the study has sizes or parts, the first keys
+            are ``size`` (such as a small or a full study) and ``part`` (some of the variants).
+        changes: all other changes of the base scenario: dict from key to value.
         reference: whether the variant is a reference of the study: ``centralised`` training on all
             data, or ``local`` training on each device.
         runs: one run per seed.
@@ -76,7 +76,7 @@ class IndexedSure(_IndexPart):
 
     Attributes:
         within: greatest difference between two variants that does not matter: a share of a cost
-            (0.05 is 5 %), or a difference of a metric; None for the default.
+            (0.05 is 5 %), or a difference of a metric; None for 0.05 of a cost or 0.01 of a metric.
         error: greatest probability of a wrong decision (0..1).
         first: seeds that all variants run before the first decision.
         is_over: whether no more seeds are added, because the best variants are decided or the
@@ -100,7 +100,7 @@ class StudyIndex(_IndexPart):
         targets: accuracies (0..1), or texts ``metric=value``, at which costs are compared.
         goal: quantity by which variants are ranked, such as ``bytes``; None for the default.
         budget: dict from name of a cost to its limit, for the best accuracy within the budget.
-        seeds: seeds of all runs; with ``until_sure``, some variants have only the first of them.
+        seeds: seeds of all runs; with ``until_sure``, some variants have only the first seeds.
         until_sure: rule by which seeds are added; None if all variants have the same seeds.
         variants: variants in the order of the study's tables.
     """

@@ -18,7 +18,7 @@ from fedsim.common.harmless import clean
 _PATTERN = "progress-*.json"
 _WRITE_INTERVAL_S = 2.0  # least time between two writings (s)
 _FRESH_S = 60.0  # age after which the process of a file is taken for dead (s)
-_MOST_NOTE_CHARACTERS = 300  # most characters of a note
+_MOST_NOTE_CHARACTERS = 300  # upper bound of the length of a note (characters)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class ProgressFile:
         self._written_at = time.monotonic()
 
     def take_share(self, label: str, share: float) -> None:
-        """Store the progress of a run, and write the file unless it was written just before.
+        """Store the progress of a run, and write the file, at most every two seconds.
 
         Args:
             label: name of the run.
@@ -63,7 +63,7 @@ class ProgressFile:
         self._write()
 
     def take_note(self, label: str, note: str) -> None:
-        """Store a line of text about a run, and write the file unless it was written just before.
+        """Store a line of text about a run, and write the file, at most every two seconds.
 
         Args:
             label: name of the run.
@@ -77,7 +77,7 @@ class ProgressFile:
 
         Args:
             label: name of the run.
-            error: message of the error with which it failed; empty if it did not.
+            error: message of the error with which the run failed; empty if it did not fail.
         """
         self._runs.pop(label, None)
         if error:

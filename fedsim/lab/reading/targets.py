@@ -97,7 +97,7 @@ def costs_until_target(
         traffic += total_of_round(row)
         if not target.is_reached(row.get(target.metric), summary):
             continue
-        # in the order of ``COSTS``
+        # values in the order of ``COSTS``
         costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
         for name in _METERED_COSTS:
             values = [earlier[name] for earlier in rows[:count] if earlier.get(name) is not None]

@@ -37,10 +37,10 @@ from fedsim.world.network.traced import TracedRate
 MEASURED = "rehearsed"
 """Name of the measured run folder in a rehearsal's folder."""
 SHORT_WAIT_S = 0.2
-"""Longest wait of Flower's processes between two looks, unless Flower's own waits are rehearsed."""
+"""Default of ``RehearsalPlan.waits_s``, the longest time between two polls of a process (s)."""
 _SUPERLINK_PORT = 8000
 _PATIENCE_S = 600.0  # real time for the start of all nodes (s)
-_RUNTIME_PORT = 8080  # port of a SuperNode, which has a network namespace of its own
+_RUNTIME_PORT = 8080  # port of each SuperNode if nodes have network namespaces
 _MBIT_PER_BYTE = 8e-6
 _POLL_S = 0.05  # interval in which a rehearsal looks for the app's end and the devices' changes (s)
 _FOLDERS = ("app", "logs", "steps", "homes")
@@ -113,7 +113,7 @@ def rehearse(
             f"{str(out / 'logs')!r}"
         )
     counters = out / "steps" / WIRE  # bytes of each link over time
-    if counters.is_file():  # only with namespaces
+    if counters.is_file():  # bytes are counted only with namespaces
         counters.rename(out / WIRE)
     for name in ("homes", "steps"):
         shutil.rmtree(out / name)
@@ -129,7 +129,8 @@ def refuse(scenario: Scenario, out: Path, plan: RehearsalPlan) -> None:
         plan: options of the rehearsal.
 
     Raises:
-        ScenarioError: the scenario or this machine does not allow it, or the port is taken.
+        ScenarioError: the scenario or this machine does not allow the rehearsal, or the port is
+            taken.
         RunFolderError: ``out`` has a rehearsal already.
     """
     reasons = list(obstacles(scenario, has_namespaces=plan.has_namespaces))
@@ -202,8 +203,8 @@ class _Rehearsal:
         self._out = out
         self._plan = plan
         self._notify = notify
-        self._run = Run(scenario, Simulation())  # not run; it has drawn the devices and links
-        self._devices = scenario.population.devices  # count
+        self._run = Run(scenario, Simulation())  # never carried out; has drawn devices and links
+        self._devices = scenario.population.devices  # count of devices
         self._network: Namespaces | None = None  # None for loopback, or until it is built
         # environment variables of all processes; ``_home`` adds a folder for each
         self._env = {
@@ -242,7 +243,7 @@ class _Rehearsal:
         """
         server, devices = links_of(self._scenario, self._run)
         network = stack.enter_context(Namespaces(server, devices))
-        for name in network.names:  # the namespaces are removed even if this process is killed
+        for name in network.names:  # the guard removes them, even if this process is killed
             processes.guard_namespace(name)
         if network.has_latency:
             processes.start("latency", network.delaying(), self._env)
@@ -340,7 +341,7 @@ class _Rehearsal:
         Raises:
             SimulationError: the app has failed.
         """
-        begin: float | None = None  # real time (epoch, s)
+        begin: float | None = None  # real time of the run's begin (s since 1970); None before it
         changes = self._availability_changes()  # in the order of their times
         while app.poll() is None:
             time.sleep(_POLL_S)
@@ -366,7 +367,7 @@ class _Rehearsal:
 
         At time 0, only the devices that are unavailable then have an entry.
         """
-        # a scenario without a limit of time has the changes of its first day
+        # without a time limit in the scenario, only the changes of the first day
         end_s = self._scenario.stop.simulated_time or 24 * 3600.0
         columns: Mapping[str, list[float]] = {
             name: values.tolist() for name, values in self._run.availability_columns(end_s).items()

@@ -103,11 +103,9 @@ def read_times(folder: Path) -> RunTimes:
         folder: folder of a simulated or a measured run.
     """
     run = RunFolder(folder)
-    # task ID -> times of the task, in the order in which the tasks began
-    tasks: dict[int, TaskTimes] = {}
-    # (round, device) -> times of the device's first task in the round
-    first_tasks: dict[tuple[int, int], TaskTimes] = {}
-    step_starts: dict[int, float] = {}  # task ID -> begin of the task's present step (s)
+    tasks: dict[int, TaskTimes] = {}  # tasks by ID, in the order of their begins
+    first_tasks: dict[tuple[int, int], TaskTimes] = {}  # first tasks by round and device
+    step_starts: dict[int, float] = {}  # begin of each task's running step (s), by ID of the task
     rounds: list[RoundTimes] = []
     round_start_s = 0.0
     for row in run.events_of(_KINDS, _COLUMNS):
@@ -243,7 +241,7 @@ class UndoneTask(NamedTuple):
         device: ID of the device.
         simulated: outcome in the simulation, such as ``late``; ``not asked`` if the simulation has
             no such task.
-        measured: outcome in the rehearsal, in the same words.
+        measured: outcome in the rehearsal; ``not asked`` if the rehearsal has no such task.
     """
 
     round: int
@@ -278,7 +276,7 @@ def _lengths(task: TaskTimes) -> dict[str, float]:
 
 
 def compare(simulated: Path, measured: Path, wire: WireCounters | None = None) -> Differences:
-    """Compare the times of a real run with those of its simulation.
+    """Compare the times of a real run with the times of its simulation.
 
     Args:
         simulated: the simulated run folder.
@@ -314,7 +312,7 @@ def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
     for (_, device), task in times.tasks.items():
         for span in task.spans:
             direction = DIRECTIONS.get(span.step)
-            if direction is None or span.outcome != "done":  # no message, or one cut short
+            if direction is None or span.outcome != "done":  # no message, or a message cut short
                 continue
             passage = wire.passage(device, direction, span.bytes, span.start, span.end)
             if passage is None:

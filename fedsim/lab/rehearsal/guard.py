@@ -20,7 +20,7 @@ _GRACE_S = 1.0  # time that processes have to end by themselves (s)
 def guard(lines: Iterable[str]) -> None:
     """Wait until a rehearsal is over, then end its processes and remove its namespaces.
 
-    It runs in a process that outlives the rehearsal, even if the rehearsal is killed.
+    The function runs in a process that outlives the rehearsal, even if the rehearsal is killed.
 
     Args:
         lines: lines from the rehearsal, ``group ID`` for each process group to end and
@@ -48,10 +48,10 @@ def guard(lines: Iterable[str]) -> None:
 
 
 def _wait_for(groups: list[int]) -> None:
-    """Wait until all processes have ended, for ``_GRACE_S`` seconds at most.
+    """Wait until no process of some groups is left, for ``_GRACE_S`` seconds at most.
 
     Args:
-        groups: IDs of their process groups.
+        groups: IDs of the process groups.
     """
     deadline = time.monotonic() + _GRACE_S
     while time.monotonic() < deadline and any(map(_exists, groups)):

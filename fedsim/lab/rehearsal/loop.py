@@ -41,8 +41,8 @@ def rehearse_beside(
 ) -> list[str]:
     """Simulate a scenario, run it for real (a rehearsal), and compare the times of both.
 
-    Speeds and links are then fitted to the rehearsal (a calibration), and a simulation with these
-    is compared too.
+    Speeds and links are then fitted to the rehearsal (a calibration). A simulation with the fitted
+    values is compared too.
 
     Args:
         scenario: the scenario.
@@ -77,7 +77,7 @@ def simulate(scenario: Scenario, folder: Path) -> None:
 
 
 def describe(out: Path) -> list[str]:
-    """Compare a rehearsal with simulations of it, and write the page of the comparison.
+    """Compare a rehearsal with its simulations, as an HTML page and as text.
 
     A rehearsal runs a scenario in real time, in a real process for each device. If the folder lacks
     the simulation with speeds and links that are fitted to the rehearsal, the fit and this
@@ -95,11 +95,11 @@ def describe(out: Path) -> list[str]:
     text = list(lines(uncalibrated, "the scenario"))
     run = RunFolder(measured)
     scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
-    trains = not run.summary["measured"]["pace"]  # 0 if trainings took this machine's time
+    trains = not run.summary["measured"]["pace"]  # ``pace`` is 0 if trainings were real
     names = list(simulated_only(scenario, has_namespaces=wire is not None, trains=trains))
     if names:
         text.append(f"simulated, and not rehearsed: {', '.join(names)}")
-    calibrated: Differences | None = None  # a short rehearsal cannot be calibrated
+    calibrated: Differences | None = None  # None if the rehearsal is too short for a fit
     try:
         if not (out / CALIBRATED).exists():
             text += list(_calibrate(out))

@@ -20,7 +20,7 @@ from fedsim.world.distributions import Constant
 from fedsim.world.network.traced import TracedRate
 
 MOST_DEVICES = 20
-"""Most devices of a rehearsal: each is two processes on this machine."""
+"""Upper bound of the devices of a rehearsal; each device is two processes on this machine."""
 _LEAST_FLOWER = (1, 41)
 _NODE_BYTES = 600e6  # memory of a node's processes, with torch loaded, as measured
 _SERVER_BYTES = 1.2e9  # memory of SuperLink and ServerApp

@@ -34,7 +34,7 @@ _TUNSETIFF = 0x400454CA
 _DELAY_TABLE = 100  # number of the routing table of packets that are delayed
 _SOURCE_NETWORK = 14  # index in an IPv4 packet of the third byte of the source address
 _DESTINATION_NETWORK = 18
-_LEAST_BURST = 8_000  # bytes
+_LEAST_BURST = 8_000  # least size of a token bucket (bytes)
 _BURST_S = 0.001  # a bucket holds at least what its link sends in this time (s)
 
 
@@ -70,6 +70,10 @@ class Namespaces:
     Args:
         server: the server's link.
         clients: the links of the clients.
+
+    Attributes:
+        names: names of the namespaces in the system, such as ``fedsim1234-core``, that are made and
+            not yet removed.
     """
 
     def __init__(self, server: NodeLink, clients: Sequence[NodeLink]) -> None:
@@ -117,14 +121,14 @@ class Namespaces:
 
     @property
     def has_latency(self) -> bool:
-        """Whether any client's link has a latency, which needs the process of ``delaying``."""
+        """Whether any client's link has a latency, so that the command ``delaying`` has to run."""
         return any(link.latency_ms for link in self._clients)
 
     def within(self, where: str) -> list[str]:
         """Return the words that start a command in a namespace, to put before the command.
 
         Args:
-            where: the namespace: ``core``, ``server``, or a name by ``client_name``.
+            where: the namespace: ``core``, ``server``, or a name from ``client_name``.
         """
         return ["ip", "netns", "exec", self.name(where)]
 
@@ -132,7 +136,7 @@ class Namespaces:
         """Return the name of a namespace in the system, such as ``fedsim1234-core``.
 
         Args:
-            where: the namespace: ``core``, ``server``, or a name by ``client_name``.
+            where: the namespace: ``core``, ``server``, or a name from ``client_name``.
         """
         return f"{self._prefix}-{where}"
 
@@ -165,7 +169,7 @@ class Namespaces:
         The link is the network 10.99.NUMBER.0/24.
 
         Args:
-            where: ``server``, or a name by ``client_name``. The link is called ``e`` there.
+            where: ``server``, or a name from ``client_name``. The link is called ``e`` there.
             number: number of the link, 0 for the server. The link is called ``cNUMBER`` in the
                 core.
             link: rates of the link; its latency is not used here.
@@ -213,7 +217,7 @@ def remove_leftovers() -> list[str]:
     for line in listed.stdout.splitlines():
         name = line.partition(" ")[0]
         match = _OWN_NAME.fullmatch(name)
-        if match is None or Path(f"/proc/{match[1]}").exists():  # the process that made it runs
+        if match is None or Path(f"/proc/{match[1]}").exists():  # its rehearsal is still running
             continue
         remove(name)
         removed.append(name)
@@ -234,8 +238,9 @@ def _read_packets(tun: int) -> Iterator[bytes]:
 def delay(latencies_ms: Sequence[float]) -> None:
     """Delay each packet between server and client by the client's latency; never returns.
 
-    The process that runs this function is in the namespace ``core``, which routes all packets. It
-    reads them from a TUN device there, and writes each one back when its latency has passed.
+    The process that runs this function is in the namespace ``core``, which routes all packets. The
+    process reads the packets from a TUN device there, and writes each packet back when its latency
+    has passed.
 
     Args:
         latencies_ms: latency of each client's packets, each way (ms).
@@ -249,7 +254,7 @@ def delay(latencies_ms: Sequence[float]) -> None:
     waiting: list[tuple[float, int, bytes]] = []
     arrival_numbers = itertools.count()
     while True:
-        wait_s = None  # without waiting packets, until the next packet arrives
+        wait_s = None  # if no packet waits, ``select`` returns when the next packet arrives
         if waiting:
             wait_s = max(0.0, waiting[0][0] - time.monotonic())
         select.select([tun], [], [], wait_s)
@@ -258,7 +263,7 @@ def delay(latencies_ms: Sequence[float]) -> None:
             client = max(packet[_SOURCE_NETWORK], packet[_DESTINATION_NETWORK]) - 1
             is_ipv4 = packet[0] >> 4 == 4
             if not is_ipv4 or not 0 <= client < len(latencies_ms):
-                continue  # drops the packet, which is none between server and client
+                continue  # drops the packet, which is not between server and client
             leaves_at = time.monotonic() + latencies_ms[client] / 1e3
             heapq.heappush(waiting, (leaves_at, next(arrival_numbers), packet))
         while waiting and waiting[0][0] <= time.monotonic():

@@ -25,13 +25,13 @@ from fedsim.version import __version__
 
 _WIDTH = 1160.0  # width of the picture (pixels)
 _LEFT = 90.0  # room for names (pixels)
-_LANE = 9.0  # height of a bar
-_GAP = 12.0  # between devices
-_TOP = 24.0  # room for the axis
-_MARGIN = 10.0  # on the right and below
-_TICKS = 10  # most ticks of the axis
+_LANE = 9.0  # height of a bar (pixels)
+_GAP = 12.0  # gap between the bars of two devices (pixels)
+_TOP = 24.0  # room for the axis (pixels)
+_MARGIN = 10.0  # margin on the right and below (pixels)
+_TICKS = 10  # upper bound of the count of ticks on the axis
 _END_SHARE = 0.03  # last share of the axis, in which a tick has its text on the left
-_UNMARKED = ("done", "stopped")  # outcomes without a mark
+_UNMARKED = ("done", "stopped")  # outcomes for which a task has no mark at its end
 _SHEET = """
 .tasks { display: block; width: 100%; min-width: 760px; height: auto; filter: var(--dark); }
 .tasks text { font: 11px sans-serif; fill: #444; }

@@ -89,13 +89,13 @@ class RehearsalProcesses:
     def give_real_time_priority(self) -> None:
         """Give all threads of the rehearsal's processes real-time priority, if that is allowed.
 
-        Other programs of this machine then delay them less: in a real deployment, each device has a
-        machine of its own.
+        Other programs of this machine then delay the rehearsal less. In a real deployment, each
+        device has a machine of its own.
         """
         groups = {process.pid for process in self._started.values()}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # a process or a thread has just ended, or is another user's
-                # after the command's name in brackets: state, parent, process group
+                # the fields after the command's name in brackets: state, parent, process group
                 fields = stat.read_text().rpartition(")")[2].split()
                 if int(fields[2]) in groups:
                     for thread in stat.parent.glob("task/[0-9]*"):
