@@ -36,8 +36,8 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
     The variants on the front, and a few variants close to the front, have numbers.
 
     Args:
-        front: the Pareto front, and all variants.
-        colours: index of a variant's line -> its colour.
+        front: costs of all variants, and the variants that are on the Pareto front.
+        colours: index of a variant -> its CSS colour.
     """
     x_axis = _CostAxis.of(front.first, [point.first for point in front.points])
     y_axis = _CostAxis.of(front.second, [point.second for point in front.points])
