@@ -53,7 +53,7 @@ class Members:
 
 
 def measure_members(series: Series) -> Members:
-    """Return the devices and groups of a line's first run.
+    """Return the devices of a line's first run, and their groups over time.
 
     Args:
         series: the line, which is a variant or scenario with its runs over seeds.

@@ -43,7 +43,7 @@ class Axis:
         return (value - low) / (high - low)
 
     def clipped_share(self, value: float) -> float:
-        """Return the relative position of a value (0..1); a value beyond an end counts as the end."""
+        """Return the relative position of a value (0..1); a value beyond an end is at this end."""
         return self.share(min(max(value, self.low), self.high))
 
     def ticks(self, most: int) -> list[float]:

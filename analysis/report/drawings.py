@@ -22,12 +22,12 @@ _IN_CHART = ("costs", "accuracy")  # pictures that the interactive chart of seve
 
 
 def key_picture(run: RunFolder) -> str:
-    """Return the name of a run's main picture: ``accuracy``, or ``traffic`` if no round was tested."""
+    """Return the name of a run's main picture: ``accuracy``, or ``traffic`` without any tests."""
     return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 
 def draw_key_picture(run: RunFolder) -> Markup | None:
-    """Return the main picture of a run as an HTML ``figure``; None if the run has no data for it."""
+    """Return the main picture of a run as an HTML ``figure``; None if there is no data for it."""
     name = key_picture(run)
     return draw(name, run if name in OF_ONE else [run])
 
@@ -141,7 +141,7 @@ def fold(
 
 
 def draw(name: str, source: RunFolder | Sequence[RunFolder], *series: object) -> Markup | None:
-    """Return a picture as an HTML ``figure`` with its caption; None if the runs have no data for it.
+    """Return a picture as an HTML ``figure`` with its caption; None if there is no data for it.
 
     The picture is a PNG of 128 colours, which has a quarter of the size of a full PNG.
 
