@@ -23,12 +23,12 @@ from fedsim.records.reading import RunFolder
 
 Clock = Literal["round", "time"]
 
-_MOST_POINTS = 800  # most points of a line
+_MOST_POINTS = 800  # greatest count of points of a line
 # ratio of round counts above which runs are compared by simulated time
 _MOST_APART = 3
 _AGE: palette.Look = {"color": palette.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 _WIDTH = 1.6  # width of a line (points)
-_MOST_GROUPS = 12  # most groups with a bar
+_MOST_GROUPS = 12  # greatest count of groups with a bar
 _FAILED = "not valid: slow, late, lost or unfinished"
 
 
@@ -144,7 +144,10 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
 
 
 def selections_of_devices(run: RunFolder) -> Ints:
-    """Return the counts of selections of all devices that may train, descending, int64 [n]."""
+    """Return how often each device that may train was selected: counts, descending, int64 [n].
+
+    The counts of devices that were never selected are 0.
+    """
     counts = selections(run)["device"].value_counts().to_numpy(np.int64)
     return np.append(counts, np.zeros(selectable(run) - len(counts), dtype=np.int64))
 

@@ -18,7 +18,7 @@ from fedsim.common.errors import FedsimError
 HOST = "127.0.0.1"
 _SILENT_S = 10.0  # time after which a silent connection is closed (s)
 _HEARTBEAT_S = 5.0  # longest time between two messages of a stream (s)
-_MOST_CONNECTIONS = 32  # most open connections; one more ends the oldest
+_MOST_CONNECTIONS = 32  # greatest count of open connections; a further one ends the oldest
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -113,7 +113,7 @@ class LivePage:
         """End all calls of ``stream``, before the server stops.
 
         Args:
-            timeout_s: longest time to wait until they have sent their last message (s).
+            timeout_s: longest time to wait until these calls have sent their last message (s).
         """
         with self._changed:
             self._has_ended = True
@@ -128,11 +128,12 @@ class LivePage:
     def stream(self, send: Callable[[str], None]) -> None:
         """Send one browser the page's state at once and after each change, until ``end`` is called.
 
-        The server calls it in the thread of the browser's connection. A state (``PageState``) is
-        sent as a server-sent event. The last message is an event ``end``.
+        The call lasts until then; each browser's connection has a thread for it. A state
+        (``PageState``) is sent as a server-sent event. The last message is an event ``end``.
 
         Args:
-            send: sends a text; raises ``OSError`` if the reader has disconnected.
+            send: function that sends a text to the browser; it raises ``OSError`` if the browser
+                has disconnected.
         """
         with self._changed:
             self._stream_count += 1
@@ -235,13 +236,16 @@ def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
         sys_version = ""
 
         def end_headers(self) -> None:
-            """Add headers that forbid other sites to frame or read a response, including errors."""
+            """Add headers to each response, so that no other site can frame or read it."""
             for name, value in _HEADERS.items():
                 self.send_header(name, value)
             super().end_headers()
 
         def do_GET(self) -> None:
-            """Answer a request if it is to a loopback host name, to protect from DNS rebinding."""
+            """Answer a request to the host ``127.0.0.1`` or ``localhost``; reject others with 403.
+
+            The check of the host protects from DNS rebinding.
+            """
             hosts = [f"{name}:{server.server_port}" for name in (HOST, "localhost")]
             if self.headers.get("Host") not in hosts:
                 self.send_error(403, "only 127.0.0.1 and localhost are answered")
