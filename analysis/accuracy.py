@@ -22,7 +22,7 @@ from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
 _LEGEND_ROWS = 3  # count of rows of a legend for which a figure has room
-_STARTS = MaxNLocator(nbins=4, steps=[1, 2, 5, 10])  # possible starts of an axis of values
+_STARTS = MaxNLocator(nbins=4, steps=[1, 2, 5, 10])  # round numbers at which an axis may begin
 # an axis of values begins at 0 if its lower end is at most this share of its upper end
 _FROM_ZERO = 1 / 3
 _TICK: palette.Look = {"linestyle": "", "markersize": 5}
@@ -65,7 +65,7 @@ class CurveAxis(NamedTuple):
 
     Attributes:
         column: column of the curves that the axis shows.
-        unit: size of the axis' unit, in the unit of the column.
+        unit: size of the axis' unit, in the unit of the column, such as 3600 (s) for hours.
         label: label of the axis.
     """
 

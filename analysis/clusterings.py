@@ -99,7 +99,7 @@ def _read_clustering(row: RecordData) -> Clustering:
     devices = np.array(data["devices"], dtype=np.int64)
     groups = np.array(data["groups"], dtype=np.int64)
     similarities = data.get("similarity")
-    distances = data.get("distance", data.get("distances"))  # PACFL's records have the plural
+    distances = data.get("distance", data.get("distances"))  # PACFL's records have the plural key
     has_similarities = similarities is not None
     matrix = similarities if has_similarities else distances
     features = data.get("features")
@@ -289,7 +289,7 @@ def _colour_scale(values: Floats, *, has_similarities: bool) -> palette.Look:
     least = 0.0
     colour_map = "cividis"
     if has_similarities:
-        least = -greatest  # so that 0, in the middle, is white
+        least = -greatest  # 0 is then in the middle of the colours, which is white
         colour_map = "RdBu_r"
     # the diagonals of the matrices are NaN, drawn in the colour "bad"
     colours = matplotlib.colormaps[colour_map].with_extremes(bad="#BBBBBB")
@@ -367,13 +367,13 @@ def _colour(group: int) -> str:
 
 @style.styled
 def draw_embedding(run: RunFolder) -> Figure:
-    """Draw the clustered devices as points, with colour and shape by group, in a panel per time.
+    """Draw the devices of each clustering as points, with colour and shape by group.
 
     Points are the recorded features, such as FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7).
     Without features, classical multidimensional scaling (Torgerson 1952) computes points from the
-    recorded distances, or from similarities, which it takes as inner products. Panels have the
-    first two principal components, turned so that devices lie near their points in the panel
-    before.
+    recorded distances, or from similarities, which it takes as inner products. A panel has the
+    first two principal components of a clustering, turned or mirrored so that devices lie near
+    their points in the panel before.
 
     Raises:
         NothingToDrawError: the run has recorded neither features nor similarities.

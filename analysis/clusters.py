@@ -17,7 +17,7 @@ from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_list
 
 _BARS = 80  # count of bars in the histogram
-_PALETTE = palette.SERIES[:6]  # without black, the colour of borders
+_PALETTE = palette.SERIES[:6]  # colours of groups; without black, the colour of borders
 _BORDER: palette.Look = {"color": palette.BLACK, "linewidth": 1.1}
 _OUTLIER: palette.Look = {"marker": "v", "color": palette.BLACK, "linestyle": "", "markersize": 5}
 

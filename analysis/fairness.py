@@ -100,18 +100,20 @@ def _choose_clock(round_counts: Sequence[int]) -> Clock:
 
 
 def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
-    """Return waiting times of devices at the ends of at most 800 rounds, evenly spread.
+    """Return how long devices have waited for a selection, at the ends of at most 800 rounds.
 
-    The waiting time of a present device counts from its last selection, and is 0 rounds if it was
-    selected in this round. If it was never selected, it counts from the device's arrival.
+    The rounds are evenly spread. The waiting time of a present device counts from its last
+    selection, and is 0 rounds if the device was selected in this round. The waiting time of a
+    device that was never selected counts from its arrival.
 
     Args:
         run: the run.
-        clock: the unit of waiting times, rounds or simulated time (s).
+        clock: the unit of waiting times, ``round`` or ``time`` (simulated s).
 
     Returns:
-        Columns ``at`` (ended rounds, or time), and over all present devices ``mean``, ``p90``
-        (90th percentile) and ``longest``.
+        DataFrame with a row per round. Columns are ``at``, the count of ended rounds or the time,
+        and over the waiting times of all present devices ``mean``, ``p90`` (90th percentile) and
+        ``longest``.
     """
     kinds = ("task-start", "arrival", "departure", "round")
     columns = ("time", "kind", "device", "round")

@@ -172,7 +172,10 @@ def _draw_rows(panel: Axes, history: History, devices: Ints, unit: float) -> lis
 def draw_pre_trainings(
     panel: Axes, attempts: Sequence[Attempt], rows: Mapping[int, float], unit: float
 ) -> list[Artist]:
-    """Draw the times at which devices pre-trained as thin bars; return the legend's entries.
+    """Draw a thin bar for each pre-training of a device; return the legend's entries.
+
+    A pre-training is a training that prepares rounds, such as a training by which the server finds
+    the group of the device.
 
     Args:
         panel: the panel.
@@ -355,10 +358,11 @@ def _describe_split(row: RecordData) -> str:
 def draw_split_tree(run: RunFolder) -> Figure:
     """Draw the tree of clusters over the rounds, from each cluster's creation to its split.
 
-    The splits are CFL's bipartitions (Sattler et al. 2020). A line's width grows with the
-    cluster's members; leaves have their last accuracy. The legend has the round and time of each
-    numbered split, and the norms that caused it: of the cluster's mean update, and of its longest
-    update. A tree with more than twelve leaves has no numbers and no legend.
+    The splits are CFL's bipartitions (Sattler et al. 2020). Each cluster is a line, whose width
+    grows with the count of members. Beside a leaf, a cluster that was not split, is the mean of the
+    last test accuracies of its devices. The legend has the round and time of each numbered split,
+    and the norms that caused the split: the norm of the cluster's mean update, and the largest norm
+    of an update. A tree with more than twelve leaves has no numbers and no legend.
 
     Raises:
         NothingToDrawError: no cluster is split.

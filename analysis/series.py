@@ -20,7 +20,7 @@ _KEYS_OF_RUNS = ("seed", "name")  # keys in which runs of one series may differ
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ only in the seed, drawn as one line, with a band over seeds, or one bar.
+    """Runs that differ only in the seed, drawn together: as a line with a band, or as one bar.
 
     Attributes:
         name: name of the series.

@@ -215,13 +215,13 @@ class _BoundedServer(ThreadingHTTPServer):
 def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
     """Return an HTTP server of a live page on the loopback address.
 
-    ``/`` is a page with a frame for ``/report``, the newest page. ``/state`` is its state
-    (``PageState``) as JSON, and ``/events`` sends each new state as a server-sent event. At most 32
-    connections are open; a connection beyond them ends the oldest. A connection that sends nothing
-    for 10 s is closed.
+    ``/`` is a page that shows ``/report``, the newest version of the live page, in a frame.
+    ``/state`` is the state of the live page (``PageState``) as JSON, and ``/events`` sends each new
+    state as a server-sent event. At most 32 connections are open; a further connection ends the
+    oldest. A connection that sends nothing for 10 s is closed.
 
     Args:
-        live: the page.
+        live: the live page.
         port: port to serve at; 0 for any free port.
 
     Raises:
@@ -229,7 +229,7 @@ def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
     """
 
     class Handler(BaseHTTPRequestHandler):
-        """HTTP request handler of ``server_of``, which answers the paths that it describes."""
+        """HTTP request handler that answers the paths that ``server_of`` describes."""
 
         timeout = _SILENT_S
         server_version = "fedsim"
@@ -281,7 +281,7 @@ def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
             self.wfile.flush()
 
         def log_message(self, *_: object) -> None:
-            """Log nothing."""
+            """Write no log; the base class would write a line for each request."""
 
     try:
         server = _BoundedServer((HOST, port), Handler)

@@ -149,9 +149,9 @@ def _choose_rounds(
 def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, str]:
     """Choose the rounds with the most failed tasks, and the median round.
 
-    Rounds are ordered by the count of failed tasks, and among equals by duration. The first
-    ``count`` rounds are chosen, and the round in the middle of the order. A round that the end of
-    the run cut off is chosen only if no other round has training.
+    Rounds are ordered by the count of failed tasks, and rounds with equal counts by duration. The
+    first ``count`` rounds are chosen, and the round in the middle of the order. A round that the
+    end of the run cut off is chosen only if no other round has training.
 
     Args:
         history: the run's records.

@@ -57,7 +57,7 @@ _BAR_IN = 0.62
 _FRAME_IN = 2.0
 _LEAST_SEEN = 0.002  # parts of bars below this share of the longest bar cannot be seen
 
-_Kind = tuple[str, str]  # direction and purpose
+_Kind = tuple[str, str]  # kind of bytes: direction and purpose
 
 
 @style.styled

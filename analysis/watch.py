@@ -144,15 +144,15 @@ def watch(
     over: threading.Event,
     port: int = 0,
 ) -> None:
-    """Serve the growing report of folders until ``over`` is set.
+    """Serve the report of runs or studies over HTTP until ``over`` is set.
 
     The report is rebuilt when a run has changed. After ``over`` is set, browsers have at most 5 s
     to receive the last report.
 
     Args:
-        paths: folders of runs or studies.
-        announce: called with the address of the report.
-        over: event that ends the server.
+        paths: folders of runs or studies, which need not exist yet.
+        announce: function that is called with the address of the report, once it is served.
+        over: event that the caller sets to end the server.
         port: port to serve at; 0 for any free port.
 
     Raises:
@@ -185,7 +185,7 @@ class WatchedRun:
         self._server = server
 
     def stay(self) -> None:
-        """Leave the page of the finished run open in browsers, and wait until the user ends it.
+        """Keep serving the page of the finished run, and wait until the user presses Ctrl-C.
 
         The child process goes on serving the page, and prints the page's address again. The call
         returns after Ctrl-C, or when the child process has ended.

@@ -145,7 +145,7 @@ def refuse_too_many(figure: str, series: Sequence[Series], most: int) -> None:
 
 
 def attempts_of(run: RunFolder) -> Attempts:
-    """Return the tasks of a run: all tasks (``all``), and the clients by round (``clients``)."""
+    """Return an object with the tasks of a run: ``all`` tasks, and ``clients``, tasks by round."""
     return Attempts(Activities(History(run)))
 
 

@@ -27,7 +27,7 @@ _MOST_IN = 4.0
 _SIZES_IN = 0.75
 _FRAME_IN = 0.9
 _MOST_ROWS = 160
-_MOST_NAMES = 12  # most groups with an entry in the legend
+_MOST_NAMES = 12  # greatest count of groups with an entry in the legend
 _HATCHES = ("", "", "", "//////", "", "......", "......", "xxxxxx", "......", "xxxxxx")
 
 

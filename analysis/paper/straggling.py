@@ -72,8 +72,8 @@ class StragglingLine:
     """Shares of clients by outcome in the runs of a figure's line.
 
     A line is a variant or scenario with its runs over seeds. Outcomes are ``valid``, ``slow`` (the
-    client answered without a finished epoch), ``late`` (the server ended its task, or its memory
-    was too small) and ``lost`` (the device disconnected).
+    client answered without a finished epoch), ``late`` (the server ended the client's task, or the
+    model did not fit into memory) and ``lost`` (the device disconnected, left, or ran flat).
 
     Attributes:
         name: name of the line.
@@ -177,6 +177,9 @@ def is_without_server(attempts: Attempts) -> bool:
 
     A run is without a server if, by its records, no server began a round and no device downloaded
     anything.
+
+    Args:
+        attempts: the tasks of the run.
     """
     if attempts.openings:
         return False

@@ -323,7 +323,7 @@ def _mean(seeds: Sequence[Sequence[RoundWait]], name: str) -> Spread:
 
 def _rank_devices(waits: Sequence[RoundWait]) -> tuple[Awaited, ...]:
     """Return the devices for which rounds waited, the most awaited first."""
-    waited_s: defaultdict[int, float] = defaultdict(float)  # device -> time waited for it (s)
+    waited_s: defaultdict[int, float] = defaultdict(float)  # device -> its share of the waiting (s)
     round_counts: defaultdict[int, int] = defaultdict(int)
     for wait in waits:
         for device in wait.devices:  # several devices of a wait share its time

@@ -22,7 +22,10 @@ _IN_CHART = ("costs", "accuracy")  # pictures that the interactive chart of seve
 
 
 def key_picture(run: RunFolder) -> str:
-    """Return the name of a run's main picture: ``accuracy``, or ``traffic`` without any tests."""
+    """Return the name of a run's main picture.
+
+    The picture is ``accuracy``, or ``traffic`` if no round was tested.
+    """
     return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 

@@ -12,7 +12,7 @@ from fedsim.lab.compare.ranking import Ranking
 
 _WIDTH = 400
 _HEIGHT = 244
-_LEFT = 44  # width left of the drawing, for the ticks' texts
+_LEFT = 44  # width for the ticks' texts at the left of the drawing
 _RIGHT = _WIDTH - 8
 _TOP = 24
 _BOTTOM = _HEIGHT - 36

@@ -66,7 +66,10 @@ class Subject:
 
     @property
     def series(self) -> list[Series]:
-        """Series of runs over seeds, one for each line that has runs, the best first."""
+        """Runs of each line (variant or scenario) as a series over seeds, the best line first.
+
+        Lines without runs are left out.
+        """
         series = []
         for rank, index in enumerate(self.order):
             runs = self.lines[index].runs

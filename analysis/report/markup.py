@@ -12,7 +12,7 @@ import numpy as np
 from fedsim.common.arrays import AnyArray
 from fedsim.common.harmless import clean, harmless
 
-_LONGEST = 200  # most characters of a text from a scenario; the middle of longer texts is left out
+_LONGEST = 200  # characters of a text from a scenario; the middle of longer texts is left out
 
 
 class Markup(str):

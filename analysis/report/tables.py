@@ -20,7 +20,7 @@ from fedsim.records.reading import RunFolder
 NOTHING = "\N{EN DASH}"
 _SHORT = 14  # a text of at most this count of characters is never broken into lines
 _MOST_DEVICES = 200
-# of more rounds than this, only every n-th round has a row, and also the best and the last round
+# if a run has more rounds, only every n-th round has a row, besides the best and the last round
 _MOST_ROUNDS = 60
 _FEW_DIFFERENCES = 8
 _MOST_DIFFERENCES = 60
@@ -89,10 +89,10 @@ def _draw_cell(cell: str | TableCell, look: str | None, *, heads_row: bool) -> M
 
 
 def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
-    """Yield the tables of a comparison in HTML, one for each topic such as time, and their notes.
+    """Yield a comparison in HTML: a table for each topic, such as time, and then the notes.
 
     Args:
-        table: figures of all topics, in columns.
+        table: the compared figures of all topics, in columns.
         order: indices of the rows in the order to show. If an index is missing, the rows keep the
             order of ``table``.
     """

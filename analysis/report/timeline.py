@@ -35,7 +35,7 @@ _TICK_S = 1e-4  # usual length of a tick (s), as precise as a time on the screen
 _LEAST_TICKS = 2**20  # least count of ticks in a run; a short run has shorter ticks
 # greatest count of ticks in a run, so that times fit into 32 bits; a long run has longer ticks
 _MOST_TICKS = 2**31
-_MOST_MESSAGES = 20_000  # of more messages outside of tasks than this, a timeline shows a part
+_MOST_MESSAGES = 20_000  # if there are more messages outside of tasks, a part of them is shown
 _POINTS = 16384  # points of a curve, at most: far more than pixels, so that readers can zoom in
 # kind of step -> names of the fields of its record with the work done and the whole work
 _AMOUNTS = {
