@@ -64,7 +64,7 @@ class ReportedGrouping:
 
     @property
     def outliers(self) -> Flags:
-        """Mask of sizes that are below ``low`` or above ``high``, bool [n]."""
+        """Whether each of ``sizes`` is below ``low`` or above ``high``, bool [n]."""
         return (self.sizes < self.low) | (self.sizes > self.high)
 
 

@@ -53,8 +53,8 @@ class _EnergyBar(NamedTuple):
     Attributes:
         label: label of the series.
         summaries: section ``energy`` of the summary of each run that has one.
-        phases: DataFrame of joules, with a row per run and a column per phase of devices, such as
-            training, or part of the server's side.
+        phases: DataFrame of joules, with a row per run, and a column per phase of devices (such as
+            ``compute``) and per part of the server's side.
     """
 
     label: str
@@ -66,10 +66,10 @@ class _EnergyBar(NamedTuple):
 def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Draw the energy that devices and the server's side have used, as a bar for each series.
 
-    A bar is stacked by phase of the devices, such as training, and by part of the server's side. A
-    bar is the mean over the runs of a series, with a line over their range. The text of a bar has
-    the sum, the wasted share of the devices' energy, and the carbon emissions if counted. Runs
-    without energy are left out.
+    A bar is stacked by phase of the devices (such as ``compute`` or ``send``), and by part of the
+    server's side. It is the mean over the runs of a series, with a line over the range of the runs.
+    The text beside a bar has the sum, the wasted share of the devices' energy, and the carbon
+    emissions if counted. Runs without energy are left out.
 
     Args:
         runs: the runs.

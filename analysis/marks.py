@@ -107,7 +107,7 @@ def mark_rows(
 
 
 def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) -> list[Artist]:
-    """Draw the marks of a kind.
+    """Draw marks of one kind, such as ``move``, in a panel with a row per device.
 
     Args:
         panel: the panel.

@@ -314,7 +314,7 @@ def read_splits(history: History) -> list[TreeCluster]:
         The roots: split clusters that no split had created. Empty if no cluster was split.
 
     Raises:
-        RunFolderError: a cluster is split twice.
+        RunFolderError: the records are damaged, as they split a cluster twice.
     """
     roots: list[TreeCluster] = []
     clusters: dict[int, TreeCluster] = {}

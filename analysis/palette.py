@@ -112,8 +112,8 @@ def step_colours(kinds: Iterable[str]) -> dict[str, str]:
         kinds: kinds of steps, of fedsim and of users.
 
     Returns:
-        Colours by kind: kinds of fedsim in the order of ``STEPS``, then kinds of users by name.
-        After six kinds of users, the colours repeat in paler shades.
+        Kind -> colour: kinds of fedsim in the order of ``STEPS``, then kinds of users by name. If
+        users have more than six kinds, the colours repeat in paler shades.
     """
     present = set(kinds)
     colours = {kind: colour for kind, colour in STEPS.items() if kind in present}

@@ -96,7 +96,8 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
         - ``task``, ``round``, ``device``, ``group``: IDs, and the index of the round; ``group`` is
           NaN without a group;
         - ``outcome``: one of ``OUTCOMES``;
-        - ``prepares``: whether the task trains no model of the round, as pre-training does;
+        - ``prepares``: whether the task only prepares rounds (such as pre-training), and trains no
+          model of the round;
         - ``counts``: whether the task counts as a client of the round; False if it ``prepares`` and
           was successful;
         - ``samples``: count of samples to train on;
@@ -234,9 +235,12 @@ def _read_lane(
 
 
 def assign_lanes(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Return the tasks of a round with the column ``lane``: the row in which each is drawn.
+    """Return the tasks of a round with the column ``lane``: the row in which a task is drawn.
 
-    Each device has a lane, which its tasks share; devices with the most samples are first.
+    A device has one lane for all its tasks. Devices with more samples have earlier lanes.
+
+    Args:
+        attempts: tasks of the round, as ``read_attempts`` returns them.
     """
     order = attempts.sort_values(["samples", "task"], ascending=[False, True])
     devices = {device: lane for lane, device in enumerate(dict.fromkeys(order["device"]))}

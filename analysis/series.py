@@ -100,7 +100,7 @@ WHISKER = "whiskers: from the least to the most of the seeds"
 
 
 def whisker_entry() -> Line2D:
-    """Return the legend's entry of the thin lines over bars, which show the range over seeds."""
+    """Return the legend's entry that explains the lines over bars, which show ranges over seeds."""
     return Line2D([], [], color=BLACK, linewidth=1.4, marker="|", markersize=7, label=WHISKER)
 
 

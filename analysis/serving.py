@@ -126,7 +126,7 @@ class LivePage:
         return self._stream_count > 0
 
     def stream(self, send: Callable[[str], None]) -> None:
-        """Send one browser the page's state at once and after each change, until ``end`` is called.
+        """Send a browser the page's state now and after each change, until ``end`` is called.
 
         The call lasts until then; each browser's connection has a thread for it. A state
         (``PageState``) is sent as a server-sent event. The last message is an event ``end``.

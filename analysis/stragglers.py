@@ -56,7 +56,8 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) ->
             training.
 
     Raises:
-        NothingToDrawError: no round in question has training, or no drawn round has a deadline.
+        NothingToDrawError: no round of the run or of ``rounds`` has training, or none of the drawn
+            rounds has a deadline.
     """
     history = History(run)
     reasons, excerpt = _choose_rounds(history, trained_rounds(history), rounds)

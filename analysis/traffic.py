@@ -247,7 +247,7 @@ def draw_purposes_compared(
 
     A second panel shows only the bytes that papers count: bytes of models and updates. The panel is
     left out if it would look the same. A bar is the mean over the seeds of a series, with a line
-    over the range of the seeds. It has the bytes to devices and from devices.
+    over the range of the seeds. Bars have both the bytes to devices and the bytes from devices.
 
     Args:
         runs: the runs.

@@ -192,7 +192,7 @@ def span_of_rounds(history: History, first: int, stop: int) -> Interval:
         stop: index of the round after the last round.
 
     Raises:
-        PictureError: no round of the run is within ``first`` and ``stop - 1``.
+        PictureError: the run has no finished round from ``first`` to ``stop - 1``.
     """
     numbers = history.rounds["round"]
     ends = history.rounds["end"]

@@ -177,8 +177,8 @@ def write_figures(
     Raises:
         RunFolderError: a folder is neither a run nor a study, or no run is done.
         PictureError: an argument has a value that is not allowed, such as an unknown name.
-        NothingToDrawError: no figure applies, or a figure in ``figures`` does not. A figure that is
-            drawn for each of several lines may lack some of the lines.
+        NothingToDrawError: no figure applies, or a figure in ``figures`` does not. If the latter is
+            drawn for each of several lines, lines to which it does not apply are skipped instead.
     """
     _check_words("--figure", figures, [*FIGURES])
     _check_words("--format", formats, FORMATS)

@@ -124,7 +124,7 @@ class MigrationLine:
 
 
 def event_times(attempts: Attempts) -> dict[str, Floats]:
-    """Return the times (s) of a run's events by kind (``EVENTS``), ascending.
+    """Return the times (s) of a run's events, ascending, by kind (such as ``shift``: ``EVENTS``).
 
     A move is a device's change from one group to another, unless its whole group was split. The
     first assignment of a device to a group is no move, and counts as ``joined``. The time of a

@@ -116,7 +116,8 @@ class Awaited:
 
     Attributes:
         device: ID of the device.
-        rounds: count of rounds in which it was the slowest client, alone or together with others.
+        rounds: count of rounds in which the device was the slowest client, alone or together with
+            others.
         share: share (0..1) of the run's waiting that was for this device. The waiting for several
             devices that end together is divided equally among them.
     """
@@ -137,8 +138,8 @@ class WaitingLine:
         seeds: count of runs.
         pooled: count of rounds that are drawn together as one point.
         points: points in the order of the rounds.
-        rounds: the rounds of each run.
-        share: share (0..1) of the rounds' time that was waiting for the slowest, over seeds.
+        rounds: for each run, the waits of its rounds.
+        share: share (0..1) of the rounds' time that was waiting for slowest clients, over seeds.
         awaited: devices of each run, the most awaited first.
         ranks: share (0..1) of the waiting that was for the most awaited device of a run, for the
             second, and so on, over seeds.

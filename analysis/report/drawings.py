@@ -67,8 +67,8 @@ def draw_series(
     """Yield pictures that may show several runs, each folded: a click on its heading shows it.
 
     On a page of several runs the pictures compare the runs; on a page of a single run they show
-    this run. Both arguments have the same runs, grouped in two ways, as some pictures draw a mean
-    over seeds and others draw each run.
+    this run. ``single_run_series`` and ``series`` have the same runs in different groups, as some
+    pictures draw each run, and others draw means over seeds.
 
     Args:
         single_run_series: the runs for pictures that draw each run: a series for each run.
@@ -132,7 +132,7 @@ def fold(
     Args:
         title: heading of the part, which is always visible.
         content: HTML elements of the part; None is left out.
-        level: level of the heading.
+        level: level of the heading, such as 2 for ``h2``.
         anchor: id of the part; None for no id.
         about: words on the content, beside the heading.
         is_open: whether the part is open at first.

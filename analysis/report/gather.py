@@ -42,7 +42,7 @@ class Subject:
     Attributes:
         comparison: comparison of the lines.
         names: names of the lines.
-        order: indices of the lines, the best first; unranked lines follow in their order.
+        order: indices of the lines, the best first; lines without a rank are at the end.
         runs: runs of all lines: the finished runs of studies, and runs that were given as folders,
             finished or not.
         detailed: runs that the page shows in detail: the first run of each line, the best line
