@@ -22,8 +22,9 @@ from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
 _LEGEND_ROWS = 3  # count of rows of a legend for which a figure has room
-_STARTS = MaxNLocator(nbins=4, steps=[1, 2, 5, 10])  # possible starts of an axis of values
-_FROM_ZERO = 1 / 3  # ratio of the ends of an axis of values below which the axis begins at 0
+_STARTS = MaxNLocator(nbins=4, steps=[1, 2, 5, 10])  # round numbers at which an axis may begin
+# an axis of values begins at 0 if its lower end is at most this share of its upper end
+_FROM_ZERO = 1 / 3
 _TICK: palette.Look = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, palette.Look] = {
     "deadline": {
@@ -48,13 +49,13 @@ _MARKS: dict[str, palette.Look] = {
     },
 }
 _EPSILON: palette.Look = {"color": palette.PURPLE, "linestyle": "--", "linewidth": 1.3}
-_MARKED = 30  # most evaluations that are drawn as points
+_MARKED = 30  # a curve of at most this count of tests has a dot at each test
 # ratio of the lines' latest end to their earliest end above which the horizontal axis is
 # logarithmic
 _MOST_APART = 4
-_MOST_COLOURED = 8  # most series with a colour of their own
+_MOST_COLOURED = 8  # the series after these are grey
 _OTHER_SERIES: palette.Look = {"color": "#D0D0D0", "linewidth": 0.7}
-_MOST_POINTS = 400  # most points of a band
+_MOST_POINTS = 400  # greatest count of points of a band
 _BAND = 0.2  # opacity of a band
 _WIDTH = 1.7  # width of a line (points)
 
@@ -64,7 +65,7 @@ class CurveAxis(NamedTuple):
 
     Attributes:
         column: column of the curves that the axis shows.
-        unit: size of the axis' unit, in the unit of the column.
+        unit: size of the axis' unit, in the unit of the column, such as 3600 (s) for hours.
         label: label of the axis.
     """
 
@@ -188,8 +189,8 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 def choose_measures(runs: Iterable[RunFolder]) -> list[str]:
     """Return the names of the measures of tests to draw, at most three.
 
-    The first is the accuracy, then follow other metrics; measures that no run has are left out. If
-    none is left, the loss is drawn.
+    The accuracy is first, then the metrics of the runs. Measures without a value in any round are
+    left out. If no measure is left, the result is ``["loss"]``.
     """
     metrics = ["accuracy"]
     rounds: list[RecordData] = []
@@ -211,9 +212,9 @@ def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
         name: ``accuracy``, ``loss``, or a metric.
 
     Returns:
-        A list of curves per series. A curve has a row per evaluated round, with the columns
-        ``rounds`` (ended so far), ``time`` (s), ``bytes`` (moved so far), ``value`` (of the
-        measure) and ``epsilon`` (privacy loss so far).
+        For each series a list with a curve per run; runs without tests have no curve. A curve has a
+        row per evaluated round, with the columns ``rounds`` (ended so far), ``time`` (s), ``bytes``
+        (moved so far), ``value`` (of the measure) and ``epsilon`` (privacy loss so far).
 
     Raises:
         NothingToDrawError: no round was evaluated.
@@ -288,14 +289,16 @@ def axes_of(curves: Sequence[Sequence[pd.DataFrame]], runs: Sequence[RunFolder])
 def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
     """Return mean, lowest and highest value over several curves, as a band for drawing.
 
-    The band covers the range in which all curves have values.
+    The band covers the range in which all curves have values. Between the points of a curve, its
+    values are interpolated.
 
     Args:
-        curves: one curve per seed: DataFrame with the column ``column``, and ``value``.
-        column: the column along which curves are compared, ascending.
+        curves: a DataFrame per seed, with the columns ``column`` (ascending) and ``value``.
+        column: name of the column with horizontal positions: ``rounds``, ``time`` or ``bytes``.
 
     Returns:
-        Columns ``at`` (value of ``column``), ``mean``, ``low`` and ``high``, at most 400 rows.
+        DataFrame with at most 400 rows and the columns ``at`` (horizontal position), ``mean``,
+        ``low`` and ``high``; no rows if there is no common range.
     """
     positions = [curve[column].to_numpy(float) for curve in curves]
     common = np.unique(np.concatenate([[], *positions]))

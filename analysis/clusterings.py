@@ -21,11 +21,11 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 
-_MOST_CLUSTERINGS = 6  # most clusterings in one picture
-_MOST_COLUMNS = 3  # most panels side by side
-_MOST_NAMED = 40  # most devices whose rows have names
-_MOST_SHARP = 400  # devices; the cells of a larger matrix are smoothed
-_STRIP = 0.035  # width of the groups' colours beside the matrix, as a share of its width
+_MOST_CLUSTERINGS = 6  # greatest count of clusterings in a picture
+_MOST_COLUMNS = 3  # greatest count of panels side by side
+_MOST_NAMED = 40  # in a matrix of more devices than this, rows and columns have no device IDs
+_MOST_SHARP = 400  # the cells of a matrix of more devices than this are smoothed
+_STRIP = 0.035  # width of the strip of groups' colours, as a share of the matrix' width
 _OVER_TIME_IN = 4.0
 _PAIRS = {
     "alike": (palette.BLUE, "in one group, data alike"),
@@ -34,9 +34,9 @@ _PAIRS = {
     "within": (palette.BLUE, "in one group"),
     "across": (palette.PURPLE, "in two groups"),
 }
-"""Colour and label of each kind of pairs in a ``cosines`` record.
+"""Kind of pairs of devices in a record ``cosines`` -> colour and label in the picture.
 
-The colours are those of CFL's Fig. 3, which leaves the last kind out.
+The colours are as in CFL's Fig. 3, which leaves the last kind out.
 """
 _SPLITS: palette.Look = {
     "color": palette.GREY,
@@ -54,7 +54,7 @@ _MEAN: palette.Look = {
 
 @dataclass(frozen=True)
 class Clustering:
-    """Clustering of devices that a run's server has computed, as its record ``clustering`` has it.
+    """Clustering of devices that the server of a run has computed, from a record ``clustering``.
 
     Attributes:
         title: text with the time of the clustering, and the counts of devices and groups.
@@ -63,7 +63,7 @@ class Clustering:
         groups: group of each device, int64 [n].
         matrix: measure of each pair of devices, float64 [n, n]; None if not recorded.
         has_similarities: whether the matrix has similarities instead of distances.
-        features: features of the devices, float64 [n, m]; None if not recorded.
+        features: points of the devices that were clustered, float64 [n, m]; None if not recorded.
     """
 
     title: str
@@ -79,7 +79,7 @@ def read_clusterings(history: History) -> list[Clustering]:
     """Read every clustering of a run, in order of time.
 
     Raises:
-        RunFolderError: the arrays of a record do not fit together.
+        RunFolderError: the arrays of a clustering have different counts of devices.
     """
     clusterings = []
     for row in history.data("clustering"):
@@ -99,7 +99,7 @@ def _read_clustering(row: RecordData) -> Clustering:
     devices = np.array(data["devices"], dtype=np.int64)
     groups = np.array(data["groups"], dtype=np.int64)
     similarities = data.get("similarity")
-    distances = data.get("distance", data.get("distances"))  # PACFL's records have the plural
+    distances = data.get("distance", data.get("distances"))  # PACFL's records have the plural key
     has_similarities = similarities is not None
     matrix = similarities if has_similarities else distances
     features = data.get("features")
@@ -171,9 +171,9 @@ def draw_similarity(run: RunFolder) -> Figure:
 
     - Devices are ordered by the groups into which the server put them. Titles have the mean of the
       pairs within groups, and of the pairs across groups; the diagonal is left out.
-    - All panels share a scale. Clusterings by similarities and by distances are not drawn together:
-      only the kind of the first clustering is. Of more than six clusterings six are drawn, evenly
-      spread.
+    - All panels share a scale. If some clusterings have similarities and others distances, only
+      clusterings with the measure of the first one are drawn. Of more than six clusterings, six are
+      drawn, evenly spread.
     - If cosines between updates were recorded (``evaluation.cosines``), a panel below has the
       cosines by round, within groups and across groups, as in CFL's Fig. 3.
 
@@ -195,8 +195,9 @@ def draw_similarity(run: RunFolder) -> Figure:
             comparable.append(clustering)
     selection, remark = _choose_clusterings(comparable)
     columns = min(_MOST_COLUMNS, len(selection))
-    width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)  # inches, by columns
-    heights = []  # heights of the parts (inches): matrices, then cosines
+    # width of the figure (inches) by count of columns
+    width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)
+    heights = []  # heights of the figure's parts (inches): the matrices, then the cosines
     if selection:
         # the subtracted inches leave room for a colour bar and labels beside the matrices
         side = (width - 1.7) / columns - 0.25
@@ -255,7 +256,7 @@ def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
     values = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     has_similarities = selection[0].has_similarities
     scale = _colour_scale(values, has_similarities=has_similarities)
-    # there may be more panels than clusterings: the last ones are blank
+    # there may be more panels than clusterings: the last panels are blank
     for panel, clustering, order, matrix in zip(panels, selection, orders, matrices, strict=False):
         interpolation = "nearest" if len(matrix) <= _MOST_SHARP else "antialiased"
         image = panel.imshow(matrix, interpolation=interpolation, gid="matrix", **scale)
@@ -288,7 +289,7 @@ def _colour_scale(values: Floats, *, has_similarities: bool) -> palette.Look:
     least = 0.0
     colour_map = "cividis"
     if has_similarities:
-        least = -greatest  # so that 0, in the middle, is white
+        least = -greatest  # 0 is then in the middle of the colours, which is white
         colour_map = "RdBu_r"
     # the diagonals of the matrices are NaN, drawn in the colour "bad"
     colours = matplotlib.colormaps[colour_map].with_extremes(bad="#BBBBBB")
@@ -366,13 +367,13 @@ def _colour(group: int) -> str:
 
 @style.styled
 def draw_embedding(run: RunFolder) -> Figure:
-    """Draw the clustered devices as points, with colour and shape by group, in a panel per time.
+    """Draw the devices of each clustering as points, with colour and shape by group.
 
     Points are the recorded features, such as FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7).
     Without features, classical multidimensional scaling (Torgerson 1952) computes points from the
-    recorded distances, or from similarities, which it takes as inner products. Panels have the
-    first two principal components, turned so that devices lie near their points in the panel
-    before.
+    recorded distances, or from similarities, which it takes as inner products. A panel has the
+    first two principal components of a clustering, turned or mirrored so that devices lie near
+    their points in the panel before.
 
     Raises:
         NothingToDrawError: the run has recorded neither features nor similarities.
@@ -473,11 +474,11 @@ def principal_components(features: Floats) -> tuple[Floats, float]:
     """Project centred features onto their first two principal axes.
 
     Args:
-        features: float64 [n, m].
+        features: points in m dimensions, float64 [n, m]; not necessarily centred.
 
     Returns:
-        Points [n, 2], and the share of the variance along the two axes (0..1). The largest entry
-        of each axis is positive.
+        Points [n, 2], and the share of the variance along the two axes (0..1). The direction of an
+        axis is chosen so that the largest entry of its vector (by magnitude) is positive.
     """
     # columns and rows of zeros, so that there are two axes even with one feature or one device
     missing_columns = max(0, 2 - features.shape[1])

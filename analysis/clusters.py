@@ -17,7 +17,7 @@ from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_list
 
 _BARS = 80  # count of bars in the histogram
-_PALETTE = palette.SERIES[:6]  # without black, the colour of borders
+_PALETTE = palette.SERIES[:6]  # colours of groups; without black, the colour of borders
 _BORDER: palette.Look = {"color": palette.BLACK, "linewidth": 1.1}
 _OUTLIER: palette.Look = {"marker": "v", "color": palette.BLACK, "linestyle": "", "markersize": 5}
 
@@ -30,10 +30,11 @@ class ReportedGrouping:
         word: ``cluster`` or ``tier``.
         round: index of the round for which the grouping was made.
         low: least size that is no outlier (samples).
-        high: largest size that is no outlier (samples). Groups have equal widths between both.
+        high: largest size that is no outlier (samples). The range from ``low`` to ``high`` is
+            divided into groups of equal width.
         members: count of devices in each group, as recorded.
-        sizes: data size of each device that has reported one and was not lost since (samples),
-            int64 [n].
+        sizes: data size of each device that has reported a size, and has had no lost task since
+            (samples), int64 [n].
     """
 
     word: str
@@ -52,9 +53,10 @@ class ReportedGrouping:
 
     @property
     def groups(self) -> Ints:
-        """Group of each of ``sizes``, int64 [n].
+        """Group index of each device in ``sizes``, int64 [n].
 
-        Outliers are in the first or the last group. A size on a border is in the upper group.
+        Outliers are in the first or the last group. A size on the border of two groups is in the
+        upper group.
         """
         if self.low == self.high:
             return np.full(len(self.sizes), len(self.members) - 1)
@@ -62,7 +64,7 @@ class ReportedGrouping:
 
     @property
     def outliers(self) -> Flags:
-        """Mask of sizes that are below ``low`` or above ``high``, bool [n]."""
+        """Whether each of ``sizes`` is below ``low`` or above ``high``, bool [n]."""
         return (self.sizes < self.low) | (self.sizes > self.high)
 
 
@@ -77,8 +79,7 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
     tiers_by_latency = run.scenario.get("strategy", {}).get("tiers_from") == "latency"
     table = run.table(DEVICES).select(["device", "samples"])
     sample_counts = dict(zip(*map(as_list, table.columns), strict=True))
-    # device -> sample count that it reported last; 0 until it reports again
-    reported_sizes: dict[int, int] = {}
+    reported_sizes: dict[int, int] = {}  # device -> size; 0 after a lost task, until a new report
     groupings = []
     kinds = ("task-end", "split", "cluster", "tiers")
     columns = ("kind", "device", "round", "outcome", "data")
@@ -120,8 +121,8 @@ def _read_grouping(data: RecordData, number: int, sizes: Ints) -> ReportedGroupi
 def draw_clusters(run: RunFolder) -> Figure:
     """Draw the first and the last grouping of devices by the sizes of their data.
 
-    Histograms have the sizes that devices reported, with the groups' borders, members and
-    outliers. TiFL's tiers are drawn in the same way.
+    A grouping is drawn as a histogram of the sizes that devices reported, with the borders of the
+    groups, their counts of members, and outliers. TiFL's tiers by size are such groups, too.
 
     Raises:
         NothingToDrawError: the run has no groups by data size.

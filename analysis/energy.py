@@ -53,8 +53,8 @@ class _EnergyBar(NamedTuple):
     Attributes:
         label: label of the series.
         summaries: section ``energy`` of the summary of each run that has one.
-        phases: DataFrame of joules, with a row per run and a column per phase of devices, such as
-            training, or part of the server's side.
+        phases: DataFrame of joules, with a row per run, and a column per phase of devices (such as
+            ``compute``) and per part of the server's side.
     """
 
     label: str
@@ -66,10 +66,10 @@ class _EnergyBar(NamedTuple):
 def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Draw the energy that devices and the server's side have used, as a bar for each series.
 
-    A bar is stacked by phase of the devices, such as training, and by part of the server's side. A
-    bar is the mean over the runs of a series, with a line over their range. The text of a bar has
-    the sum, the wasted share of the devices' energy, and the carbon emissions if counted. Runs
-    without energy are left out.
+    A bar is stacked by phase of the devices (such as ``compute`` or ``send``), and by part of the
+    server's side. It is the mean over the runs of a series, with a line over the range of the runs.
+    The text beside a bar has the sum, the wasted share of the devices' energy, and the carbon
+    emissions if counted. Runs without energy are left out.
 
     Args:
         runs: the runs.
@@ -132,7 +132,7 @@ def _draw_bars(
         if has_carbon:
             text += _carbon_in_words(bar.summaries)
         draw_mean_bar(panel, row, joules / unit.size, _LOOKS, text)
-    # factor of the axis that leaves room for text beside the bars
+    # ratio of the axis to the longest bar, which leaves room for text beside the bars
     room = 1.6 if phases == PHASES else 1.45
     end = max(most / unit.size, 1e-9)
     panel.set_xlim(0, end * room)
@@ -175,10 +175,11 @@ def _carbon_in_words(summaries: Sequence[RecordData]) -> str:
 
 @style.styled
 def draw_batteries(run: RunFolder) -> Figure:
-    """Draw battery levels of a few devices over time, and when they worked and ran flat.
+    """Draw levels of at most six batteries over time, and when their devices worked and ran flat.
 
-    The range of each battery's axis suits its levels. The drawn devices ran flat most often or,
-    among equals, have most tasks. They are in the order of their IDs.
+    The range of each battery's axis suits the battery's levels. The drawn devices ran flat most
+    often; among devices that ran flat equally often, devices with more tasks are drawn. The panels
+    are in the order of the device IDs.
 
     Raises:
         NothingToDrawError: the run has no records of batteries.
@@ -259,10 +260,11 @@ def _choose_devices(history: History, levels: Iterable[int]) -> list[int]:
 
 
 def read_levels(history: History) -> dict[int, list[list[float]]]:
-    """Return the energy in each recorded battery over time.
+    """Return the energy in each recorded battery over time, by device.
 
     Returns:
-        Breakpoints [time (s), level (J)] by device, in order of time.
+        Device ID -> points [time (s), level (J)], in order of time; the level is linear between
+        them.
     """
     levels: dict[int, list[list[float]]] = {}
     for row in history.data("battery"):

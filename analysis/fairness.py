@@ -23,12 +23,12 @@ from fedsim.records.reading import RunFolder
 
 Clock = Literal["round", "time"]
 
-_MOST_POINTS = 800  # most points of a line
+_MOST_POINTS = 800  # greatest count of points of a line
 # ratio of round counts above which runs are compared by simulated time
 _MOST_APART = 3
 _AGE: palette.Look = {"color": palette.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 _WIDTH = 1.6  # width of a line (points)
-_MOST_GROUPS = 12  # most groups with a bar
+_MOST_GROUPS = 12  # greatest count of groups with a bar
 _FAILED = "not valid: slow, late, lost or unfinished"
 
 
@@ -100,18 +100,20 @@ def _choose_clock(round_counts: Sequence[int]) -> Clock:
 
 
 def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
-    """Return waiting times of devices at the ends of at most 800 rounds, evenly spread.
+    """Return how long devices have waited for a selection, at the ends of at most 800 rounds.
 
-    The waiting time of a present device counts from its last selection, and is 0 rounds if it was
-    selected in this round. If it was never selected, it counts from the device's arrival.
+    The rounds are evenly spread. The waiting time of a present device counts from its last
+    selection, and is 0 rounds if the device was selected in this round. The waiting time of a
+    device that was never selected counts from its arrival.
 
     Args:
         run: the run.
-        clock: the unit of waiting times, rounds or simulated time (s).
+        clock: the unit of waiting times, ``round`` or ``time`` (simulated s).
 
     Returns:
-        Columns ``at`` (ended rounds, or time), and over all present devices ``mean``, ``p90``
-        (90th percentile) and ``longest``.
+        DataFrame with a row per round. Columns are ``at``, the count of ended rounds or the time,
+        and over the waiting times of all present devices ``mean``, ``p90`` (90th percentile) and
+        ``longest``.
     """
     kinds = ("task-start", "arrival", "departure", "round")
     columns = ("time", "kind", "device", "round")
@@ -144,7 +146,10 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
 
 
 def selections_of_devices(run: RunFolder) -> Ints:
-    """Return the counts of selections of all devices that may train, descending, int64 [n]."""
+    """Return how often each device that may train was selected: counts, descending, int64 [n].
+
+    The counts of devices that were never selected are 0.
+    """
     counts = selections(run)["device"].value_counts().to_numpy(np.int64)
     return np.append(counts, np.zeros(selectable(run) - len(counts), dtype=np.int64))
 

@@ -14,7 +14,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.lab.reading.activities import Mark
 from fedsim.lab.reading.history import MARKS
 
-_MOST_NUMBERS = 24  # most round numbers above a panel
+_MOST_NUMBERS = 24  # approximate limit of the round numbers above a panel
 _SHAPES: Mapping[str, str | int] = {
     "arrival": 9,
     "departure": 8,
@@ -47,7 +47,7 @@ def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: 
     """Write round numbers above a panel, at an axis on top; some are skipped to avoid overlap.
 
     Args:
-        panel: the panel, whose limits are set.
+        panel: the panel. Its time limits have to be set before.
         numbers: indices of the rounds, int64 [n].
         places: position of each number on the time axis, ascending, float64 [n].
         label: label of the axis with the numbers.
@@ -79,9 +79,10 @@ def mark_rows(
     """Draw marks of events, such as data shifts and moves, in the rows of their devices.
 
     Args:
-        panel: the panel, whose limits are set; marks outside of them are skipped.
-        marks: marks of a run. Marks of a kind not in ``MARKS``, or without a row, are skipped.
-        rows: the row of each device.
+        panel: the panel. Its time limits have to be set before; marks beyond them are skipped.
+        marks: marks of a run. Marks of a kind that is not in ``MARKS``, and marks of devices
+            without a row, are skipped.
+        rows: device ID -> vertical position of the device's row.
         unit: unit of the panel's time axis (s).
         size: size of the marks (points); by default it suits the count of rows.
 
@@ -106,13 +107,13 @@ def mark_rows(
 
 
 def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) -> list[Artist]:
-    """Draw the marks of a kind.
+    """Draw marks of one kind, such as ``move``, in a panel with a row per device.
 
     Args:
         panel: the panel.
         x: positions on the time axis [n].
-        y: rows of the marks [n].
-        kind: one of ``MARKS``, or the outcome of a task.
+        y: vertical positions of the marks, such as rows of devices [n].
+        kind: one of ``MARKS``, ``split``, or the outcome of a task.
         size: size of the marks (points).
 
     Returns:

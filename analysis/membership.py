@@ -34,9 +34,9 @@ _MOST_IN = 7.4
 _SIZES_IN = 1.6
 _AGREEMENT_IN = 1.3
 _FRAME_IN = 1.9
-_NAMED_ROWS = 60  # most rows with device IDs
+_NAMED_ROWS = 60  # if there are more rows than this, they have no device IDs
 _GAPPED_ROWS = 150
-_MOST_NAMED = 20  # most groups that are named in the legend
+_MOST_NAMED = 20  # if there are more groups than this, the legend names none
 _SPLIT: palette.Look = {"color": palette.BLACK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
 _AGREEMENT: dict[str, palette.Look] = {
     "purity": {"label": "purity", "color": palette.BLACK, "linestyle": "-"},
@@ -164,7 +164,7 @@ def _draw_rows(panel: Axes, history: History, devices: Ints, unit: float) -> lis
     activities = Activities(history)
     rows = dict(zip(row_of_device.index.tolist(), row_of_device.tolist(), strict=True))
     handles += draw_pre_trainings(panel, Attempts(activities).all, rows, unit)
-    # the line through all panels marks a split
+    # moves by a split have no marks, as a line through all panels marks the split
     marks = [mark for mark in activities.marks if mark.data.get("why") != "split"]
     return handles + mark_rows(panel, marks, rows, unit)
 
@@ -172,12 +172,15 @@ def _draw_rows(panel: Axes, history: History, devices: Ints, unit: float) -> lis
 def draw_pre_trainings(
     panel: Axes, attempts: Sequence[Attempt], rows: Mapping[int, float], unit: float
 ) -> list[Artist]:
-    """Draw the times at which devices pre-trained as thin bars; return the legend's entries.
+    """Draw a thin bar for each pre-training of a device; return the legend's entries.
+
+    A pre-training is a training that prepares rounds, such as a training by which the server finds
+    the group of the device.
 
     Args:
         panel: the panel.
         attempts: tasks of a run; tasks of devices without a row are skipped.
-        rows: the row of each device.
+        rows: device ID -> vertical position of the device's row.
         unit: unit of the panel's time axis (s).
     """
     starts = []
@@ -192,7 +195,7 @@ def draw_pre_trainings(
             y.append(rows[attempt.device])
     if not starts:
         return []
-    least_length = panel.get_xlim()[1] / 600  # a bar thinner than a point would not be seen
+    least_length = panel.get_xlim()[1] / 600  # a bar shorter than a point would not be seen
     stops = np.maximum(ends, np.array(starts) + least_length)
     look: palette.Look = {"facecolor": palette.PRE_TRAINING, "gid": "pre-training", "zorder": 2.2}
     look |= {"edgecolor": "white", "linewidth": 0.6}
@@ -270,23 +273,23 @@ _LEAF_IN = 0.85
 _LEAST_TREE_IN = 2.6
 _MOST_TREE_IN = 9.0
 _TREE_FRAME_IN = 1.6
-_CROWDED = 12  # most leaves with texts about each split
+_CROWDED = 12  # if there are more leaves than this, splits have no numbers and no legend
 _OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
 
 
 @dataclass
 class TreeCluster:
-    """Cluster of devices as a node in the tree of a run's splits, from its creation to its split.
+    """Cluster of devices as a node in a tree, whose children are the parts into which it was split.
 
     Attributes:
         group: index of the cluster's group; a child may have the group of its parent.
         created_round: count of rounds that had ended at the creation of the cluster.
-        members: count of members at its creation; of a root, at its split.
-        split_round: count of rounds that had ended at its split, including the round of the
-            split; None if it was not split.
-        description: text with round and time of its split, and the norms that caused the split: of
-            the mean update, and of the longest one.
-        children: clusters into which it was split.
+        members: count of members at the creation of the cluster; of a root, at its split.
+        split_round: count of rounds that had ended at the split of the cluster, including the
+            round of the split; None if the cluster was not split.
+        description: text about the split: its round and time, the norm of the cluster's mean
+            update, and the largest norm of an update. Empty if the cluster was not split.
+        children: the clusters into which this cluster was split; empty if it was not split.
     """
 
     group: int
@@ -305,10 +308,13 @@ class TreeCluster:
 
 
 def read_splits(history: History) -> list[TreeCluster]:
-    """Read the split trees of a run; return their roots, none if no cluster was split.
+    """Read the trees of a run's clusters, in which the children of a cluster are its parts.
+
+    Returns:
+        The roots: split clusters that no split had created. Empty if no cluster was split.
 
     Raises:
-        RunFolderError: a cluster is split twice.
+        RunFolderError: the records are damaged, as they split a cluster twice.
     """
     roots: list[TreeCluster] = []
     clusters: dict[int, TreeCluster] = {}
@@ -352,10 +358,11 @@ def _describe_split(row: RecordData) -> str:
 def draw_split_tree(run: RunFolder) -> Figure:
     """Draw the tree of clusters over the rounds, from each cluster's creation to its split.
 
-    The splits are CFL's bipartitions (Sattler et al. 2020). A line's width grows with the
-    cluster's members; leaves have their last accuracy. The legend has the round and time of each
-    numbered split, and the norms that caused it: of the cluster's mean update, and of its longest
-    update. A tree with more than twelve leaves has no numbers and no legend.
+    The splits are CFL's bipartitions (Sattler et al. 2020). Each cluster is a line, whose width
+    grows with the count of members. Beside a leaf, a cluster that was not split, is the mean of the
+    last test accuracies of its devices. The legend has the round and time of each numbered split,
+    and the norms that caused the split: the norm of the cluster's mean update, and the largest norm
+    of an update. A tree with more than twelve leaves has no numbers and no legend.
 
     Raises:
         NothingToDrawError: no cluster is split.

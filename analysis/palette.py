@@ -24,7 +24,7 @@ VERMILLION = "#D55E00"
 PURPLE = "#CC79A7"
 GREY = "#767676"
 PALE = "#EFEFEF"
-AWAY = "#B3B3B3"  # unreachable devices
+AWAY = "#B3B3B3"  # colour of unreachable devices
 HATCHED: Look = {
     "facecolor": PALE,
     "edgecolor": GREY,
@@ -44,7 +44,7 @@ STEPS = {
     step_names.START_UP: "#7777FF",
     step_names.SLEEP: "#665555",
 }
-# colours of kinds of steps that users add
+# colours of kinds of steps that users define
 _ADDED_STEPS = ("#EE3377", "#999933", "#44BB99", "#AA3377", "#EE8866", "#6666CC")
 OUTCOMES = {
     "done": "#A9BFCC",
@@ -55,18 +55,18 @@ OUTCOMES = {
     "memory": "#882255",
     "battery": "#8C564B",
 }
-VALID = "#66C5AB"  # lighter than ``late``, to tell both apart in print without colours
+VALID = "#66C5AB"  # lighter than the colour of ``late``, to differ in print without colours
 DEADLINE: Look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 # line in a device's lane at T, the time limit of the device's training
 LIMIT: Look = {"color": VERMILLION, "linewidth": 1.8, "linestyle": "-"}
 SPLIT: Look = {"marker": "D", "color": PURPLE, "markerfacecolor": "white"}
-# The first seven are by Okabe and Ito, the others (except grey) by Paul Tol.
+# Colours of series. The first seven are by Okabe and Ito, the others (except grey) by Paul Tol.
 SERIES = (
     *(BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK),
     *("#882255", "#332288", "#999933", "#661100", GREY, "#117733"),
 )
-# Colours that no phase has. The first five are distinct for the colour-blind too
-# (``tests/analysis/test_colours.py`` measures these and all other colours that share a picture).
+# Colours of groups of devices; no kind of step has one of them. The colour-blind can tell the first
+# five apart (``tests/analysis/test_colours.py`` measures all colours that share a picture).
 GROUPS = (
     "#542788",
     "#B35806",
@@ -91,7 +91,8 @@ def lighten(colour: str, share: float) -> tuple[float, float, float]:
 def line_of(number: int, width: float) -> Look:
     """Return colour, dash and width of a line. Successive lines differ in colour and dash.
 
-    After 13 and after 26 lines, the colours are paler.
+    The first 13 lines have different colours. Further lines repeat the colours in paler shades and
+    with other dashes.
 
     Args:
         number: index of the run or series, from 0.
@@ -111,8 +112,8 @@ def step_colours(kinds: Iterable[str]) -> dict[str, str]:
         kinds: kinds of steps, of fedsim and of users.
 
     Returns:
-        Colours by kind: kinds of fedsim in the order of ``STEPS``, then kinds of users by name.
-        After six kinds of users, the colours repeat in paler shades.
+        Kind -> colour: kinds of fedsim in the order of ``STEPS``, then kinds of users by name. If
+        users have more than six kinds, the colours repeat in paler shades.
     """
     present = set(kinds)
     colours = {kind: colour for kind, colour in STEPS.items() if kind in present}
@@ -123,9 +124,12 @@ def step_colours(kinds: Iterable[str]) -> dict[str, str]:
 
 
 def group_colour(group: int) -> str:
-    """Return the colour of a group of devices, the same in all pictures.
+    """Return the colour of a group of devices, which the group has in all pictures.
 
     After ten groups, the colours repeat in paler shades.
+
+    Args:
+        group: index of the group, from 0.
     """
     turn, colour = divmod(group, len(GROUPS))
     return to_hex(lighten(GROUPS[colour], 1 - 0.5 ** min(turn, 2)))

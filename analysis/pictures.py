@@ -32,7 +32,11 @@ class PictureKind(NamedTuple):
     caption: str
 
     def caption_for(self, word: str) -> str:
-        """Return the caption with ``word``, a run's noun for its rounds such as ``version``."""
+        """Return the caption, in which ``word`` replaces the noun "round".
+
+        Args:
+            word: a run's noun for its rounds, such as ``version``.
+        """
         return re.sub(r"\bround(?=s?\b)", lambda _: word, self.caption)
 
 

@@ -32,7 +32,7 @@ OUTCOMES = {  # outcome: colour and meaning
     "stopped": (palette.GREY, "not finished when the records end"),
 }
 TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
-_LEAST_EPOCH_PT = 3.0  # width (points) below which the epochs of a lane are drawn as one bar
+_LEAST_EPOCH_PT = 3.0  # if epochs of a training are narrower (points), they are drawn as one bar
 _LEAST_COUNT_PT = 34.0  # width (points) of a bar that has room for its count of epochs
 _ENDS: dict[str, palette.Look] = {
     "limit": {"label": "T, the deadline of training", **palette.LIMIT},
@@ -48,7 +48,7 @@ _PRE_TRAINING: palette.Look = {
 }
 _PART: palette.Look = {"marker": "D", "color": palette.PURPLE, "linestyle": ""}
 _SPLITS: palette.Look = {**palette.SPLIT, "linestyle": ""}
-# half heights of bars, as parts of a lane
+# half the heights of bars, as shares of a lane's height
 _EPOCH = 0.38
 _UNFINISHED = 0.34
 _MESSAGE = 0.13
@@ -96,15 +96,18 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
         - ``task``, ``round``, ``device``, ``group``: IDs, and the index of the round; ``group`` is
           NaN without a group;
         - ``outcome``: one of ``OUTCOMES``;
-        - ``prepares``: whether the task trains no model of the round, as pre-training does;
+        - ``prepares``: whether the task only prepares rounds (such as pre-training), and trains no
+          model of the round;
         - ``counts``: whether the task counts as a client of the round; False if it ``prepares`` and
           was successful;
         - ``samples``: count of samples to train on;
-        - ``part``: number of the part of the device's data, from 1; 0 for undivided data;
+        - ``part``: number of the part of the device's data on which the task trains, from 1; 0 for
+          undivided data;
         - ``splits``: whether the device reported in this round that it has split its data;
-        - ``downloads``: list of start and end of each download;
-        - ``trainings``: list of start and ends of epochs of each training;
-        - ``epoch_ends``: list of ends of the epochs of all trainings;
+        - ``downloads``: list with a pair (start, end) for each download;
+        - ``trainings``: list with a pair for each training: its start, and the list of the ends of
+          its epochs;
+        - ``epoch_ends``: list of the ends of the epochs of all trainings;
         - ``epochs``: count of epochs in the update;
         - ``begun``: start of the first training;
         - ``done``: end of the last whole epoch, or ``begun`` if there is none;
@@ -232,9 +235,12 @@ def _read_lane(
 
 
 def assign_lanes(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Return the tasks of a round with the column ``lane``: the row in which each is drawn.
+    """Return the tasks of a round with the column ``lane``: the row in which a task is drawn.
 
-    Each device has a lane, which its tasks share; devices with the most samples are first.
+    A device has one lane for all its tasks. Devices with more samples have earlier lanes.
+
+    Args:
+        attempts: tasks of the round, as ``read_attempts`` returns them.
     """
     order = attempts.sort_values(["samples", "task"], ascending=[False, True])
     devices = {device: lane for lane, device in enumerate(dict.fromkeys(order["device"]))}
@@ -262,7 +268,7 @@ def draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, sizes: LaneSizes) 
     """Draw the tasks of a round; each device has a lane, a row of the panel.
 
     Args:
-        panel: the panel, whose limits are set and whose figure has its size.
+        panel: the panel. Its limits and the size of its figure have to be set before.
         lanes: tasks with lanes, as ``assign_lanes`` returns them.
         unit: unit of the panel's time axis (s).
         sizes: sizes of marks, lines and gaps.
@@ -371,7 +377,7 @@ def _write_count(
 def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
     """Draw the downloads, an unfinished epoch, the queue and the upload of each task as bars."""
     _draw_downloads(panel, rows, unit)
-    # ends of the queue and of an unfinished epoch; NaN for a task without one
+    # ends of the queue and of an unfinished epoch; NaN for a task that has none
     rows = rows.assign(
         queued=rows["sends"].where(rows["answered"].notna()),
         unfinished=rows["train_end"].where(~rows["prepares"]),
@@ -386,7 +392,7 @@ def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
     queue: palette.Look = {"facecolor": palette.STEPS["queue"], "gid": "queue"}
     upload: palette.Look = {"facecolor": palette.STEPS["upload"], "gid": "upload"}
     cut: palette.Look = {"gid": "cut-upload", "edgecolor": colour, **_CUT}
-    # columns of begin and end, half the height, look
+    # for each phase: column of its begin, column of its end, half the height of its bar, and look
     phases: tuple[tuple[str, str, float, palette.Look], ...] = (
         ("done", "unfinished", _UNFINISHED, unfinished),
         ("train_end", "queued", _MESSAGE, queue),
@@ -394,7 +400,7 @@ def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
         ("sends", "cut", _CUT_MESSAGE, cut),
     )
     for start, end, half_height, look in phases:
-        drawn = rows[rows[end] > rows[start]]  # False for NaN
+        drawn = rows[rows[end] > rows[start]]  # comparisons with NaN are False
         if len(drawn):
             starts = drawn[start] / unit
             ends = drawn[end] / unit
@@ -442,7 +448,7 @@ def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
     names = last["device"].astype(str) + " · " + last["samples"].astype(str)
     panel.set_yticks(last["lane"], names)
     trained = lanes[~lanes["prepares"]]
-    # epochs of all trainings in a lane, including those of a personal model
+    # epochs of all trainings are counted, also trainings of a personal model
     epochs = trained["epoch_ends"].map(len).groupby(trained["lane"]).sum()
     for lane in last["lane"]:
         panel.text(

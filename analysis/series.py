@@ -20,7 +20,7 @@ _KEYS_OF_RUNS = ("seed", "name")  # keys in which runs of one series may differ
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ only in the seed, drawn as one line, with a band over seeds, or one bar.
+    """Runs that differ only in the seed, drawn together: as a line with a band, or as one bar.
 
     Attributes:
         name: name of the series.
@@ -42,12 +42,11 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
     """Group runs into series of one scenario each, in the order of their first runs.
 
     A second run of the same scenario and seed begins another series. Series are named after
-    their strategies. Series that share a strategy have a folder in the name: the folder in which
-    only their runs are, or else that of their first run.
+    their strategies. If several series have the same strategy, the name of each also has a folder:
+    the folder that has only runs of this series, or else the folder of the series' first run.
     """
-    # (scenario, seed) -> count of its runs so far
-    repetitions: Counter[tuple[str, int]] = Counter()
-    groups: dict[tuple[str, int], list[RunFolder]] = {}  # (scenario, repetition) -> its runs
+    repetitions: Counter[tuple[str, int]] = Counter()  # count of runs by scenario and seed
+    groups: dict[tuple[str, int], list[RunFolder]] = {}  # runs by scenario and repetition
     for run in runs:
         keys = {key: value for key, value in run.scenario.items() if key not in _KEYS_OF_RUNS}
         scenario = json.dumps(keys, sort_keys=True)
@@ -101,20 +100,20 @@ WHISKER = "whiskers: from the least to the most of the seeds"
 
 
 def whisker_entry() -> Line2D:
-    """Return the legend's entry of the thin lines over bars, which show the range over seeds."""
+    """Return the legend's entry that explains the lines over bars, which show ranges over seeds."""
     return Line2D([], [], color=BLACK, linewidth=1.4, marker="|", markersize=7, label=WHISKER)
 
 
 def draw_mean_bar(
     panel: Axes, row: int, seeds: pd.DataFrame, looks: Mapping[str, Look], words: str
 ) -> None:
-    """Draw a stacked bar of means, a line over the range of totals, and a text.
+    """Draw a bar of means over runs, stacked by part, a line over the runs' totals, and a text.
 
     Args:
         panel: the panel.
         row: vertical position of the bar.
-        seeds: DataFrame of the parts (columns) of each run (row), in units of the axis.
-        looks: options of each part's bar.
+        seeds: DataFrame with a row per run and a column per part of the bar, in units of the axis.
+        looks: name of a part -> matplotlib's options of its bar.
         words: text beside the bar.
     """
     base = 0.0
@@ -160,7 +159,7 @@ def end_axis_at(panel: Axes, end: float) -> None:
         end: the end of the longest bar or whisker.
     """
     ticks = MaxNLocator(nbins=6, steps=[1, 2, 5, 10]).tick_values(0, end)
-    last = end * (1 + 1e-9)  # a tick at the end may be beyond it by rounding
+    last = end * (1 + 1e-9)  # by rounding, a tick at the end may be slightly beyond the end
     panel.set_xticks([float(tick) for tick in ticks if 0 <= tick <= last])
     panel.xaxis.set_major_formatter("{x:,g}")
     panel.spines["bottom"].set_bounds(0, end)

@@ -18,7 +18,7 @@ from fedsim.common.errors import FedsimError
 HOST = "127.0.0.1"
 _SILENT_S = 10.0  # time after which a silent connection is closed (s)
 _HEARTBEAT_S = 5.0  # longest time between two messages of a stream (s)
-_MOST_CONNECTIONS = 32  # most open connections; one more ends the oldest
+_MOST_CONNECTIONS = 32  # greatest count of open connections; a further one ends the oldest
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -113,7 +113,7 @@ class LivePage:
         """End all calls of ``stream``, before the server stops.
 
         Args:
-            timeout_s: longest time to wait until they have sent their last message (s).
+            timeout_s: longest time to wait until these calls have sent their last message (s).
         """
         with self._changed:
             self._has_ended = True
@@ -126,13 +126,14 @@ class LivePage:
         return self._stream_count > 0
 
     def stream(self, send: Callable[[str], None]) -> None:
-        """Send one browser the page's state at once and after each change, until ``end`` is called.
+        """Send a browser the page's state now and after each change, until ``end`` is called.
 
-        The server calls it in the thread of the browser's connection. A state (``PageState``) is
-        sent as a server-sent event. The last message is an event ``end``.
+        The call lasts until then; each browser's connection has a thread for it. A state
+        (``PageState``) is sent as a server-sent event. The last message is an event ``end``.
 
         Args:
-            send: sends a text; raises ``OSError`` if the reader has disconnected.
+            send: function that sends a text to the browser; it raises ``OSError`` if the browser
+                has disconnected.
         """
         with self._changed:
             self._stream_count += 1
@@ -214,13 +215,13 @@ class _BoundedServer(ThreadingHTTPServer):
 def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
     """Return an HTTP server of a live page on the loopback address.
 
-    ``/`` is a page with a frame for ``/report``, the newest page. ``/state`` is its state
-    (``PageState``) as JSON, and ``/events`` sends each new state as a server-sent event. At most 32
-    connections are open; a connection beyond them ends the oldest. A connection that sends nothing
-    for 10 s is closed.
+    ``/`` is a page that shows ``/report``, the newest version of the live page, in a frame.
+    ``/state`` is the state of the live page (``PageState``) as JSON, and ``/events`` sends each new
+    state as a server-sent event. At most 32 connections are open; a further connection ends the
+    oldest. A connection that sends nothing for 10 s is closed.
 
     Args:
-        live: the page.
+        live: the live page.
         port: port to serve at; 0 for any free port.
 
     Raises:
@@ -228,20 +229,23 @@ def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
     """
 
     class Handler(BaseHTTPRequestHandler):
-        """HTTP request handler of ``server_of``, which answers the paths that it describes."""
+        """HTTP request handler that answers the paths that ``server_of`` describes."""
 
         timeout = _SILENT_S
         server_version = "fedsim"
         sys_version = ""
 
         def end_headers(self) -> None:
-            """Add headers that forbid other sites to frame or read a response, including errors."""
+            """Add headers to each response, so that no other site can frame or read it."""
             for name, value in _HEADERS.items():
                 self.send_header(name, value)
             super().end_headers()
 
         def do_GET(self) -> None:
-            """Answer a request if it is to a loopback host name, to protect from DNS rebinding."""
+            """Answer a request to the host ``127.0.0.1`` or ``localhost``; reject others with 403.
+
+            The check of the host protects from DNS rebinding.
+            """
             hosts = [f"{name}:{server.server_port}" for name in (HOST, "localhost")]
             if self.headers.get("Host") not in hosts:
                 self.send_error(403, "only 127.0.0.1 and localhost are answered")
@@ -277,7 +281,7 @@ def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
             self.wfile.flush()
 
         def log_message(self, *_: object) -> None:
-            """Log nothing."""
+            """Write no log; the base class would write a line for each request."""
 
     try:
         server = _BoundedServer((HOST, port), Handler)

@@ -39,22 +39,25 @@ _LANE_IN = 0.13  # height of a lane (inches)
 _FRAME_IN = 1.9  # height of title, axis labels and legend (inches)
 _TITLE_IN = 0.6  # height of a panel's title and ticks (inches)
 _LEAST_LANES = 4  # least count of lanes for which a panel has room
-_FEW_LANES = 16  # most lanes with large texts and marks
+_FEW_LANES = 16  # if a panel has more lanes than this, texts and marks are small
 
 
 @style.styled
 def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) -> Figure:
     """Draw each selected device's epochs against its deadline, in a panel per round.
 
-    Devices with the most samples are on top; of more than 60, 60 are drawn, evenly spread.
+    Devices with the most samples are on top. Of more than 60 devices, 60 are drawn, evenly spread.
 
     Args:
         run: the run.
-        rounds: draw the first eight rounds with training of ``rounds[0]`` to ``rounds[1] - 1``; by
-            default the three rounds with the most failed tasks, and the median (``worst_rounds``).
+        rounds: pair of indices. The first eight rounds with training from ``rounds[0]`` to
+            ``rounds[1] - 1`` are drawn. By default the three rounds with the most failed tasks and
+            the median round are drawn (``worst_rounds``), or all rounds if at most four have
+            training.
 
     Raises:
-        NothingToDrawError: no round has training, or a deadline.
+        NothingToDrawError: no round of the run or of ``rounds`` has training, or none of the drawn
+            rounds has a deadline.
     """
     history = History(run)
     reasons, excerpt = _choose_rounds(history, trained_rounds(history), rounds)
@@ -147,17 +150,17 @@ def _choose_rounds(
 def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, str]:
     """Choose the rounds with the most failed tasks, and the median round.
 
-    Rounds are ordered by the count of failed tasks, and among equals by duration. The first
-    ``count`` rounds are chosen, and the round in the middle of the order. A round that the end of
-    the run cut off is chosen only if no other round has training.
+    Rounds are ordered by the count of failed tasks, and rounds with equal counts by duration. The
+    first ``count`` rounds are chosen, and the round in the middle of the order. A round that the
+    end of the run cut off is chosen only if no other round has training.
 
     Args:
         history: the run's records.
         trained: indices of the rounds with training.
-        count: count of rounds to choose from the begin of the order.
+        count: count of rounds with the most failed tasks to choose.
 
     Returns:
-        Index of a round -> reason to draw it, ascending.
+        Index of a round -> reason to draw it, such as ``many failures``; indices ascend.
     """
     ends = history.of("task-end")
     has_failed = ~ends["outcome"].isin(["done", "stopped"])

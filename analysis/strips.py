@@ -25,7 +25,7 @@ _BINS = 625  # count of time bins over the width of a timeline; two pixels each
 # which unreachable devices are drawn. Beyond this ratio, an axis that has room for all present
 # devices would show the devices at work as a thin line.
 _FAR_MORE = 10
-_FAR_ABOVE = 1.3  # greatest ratio of a drawn capacity to the largest load
+_FAR_ABOVE = 1.3  # a capacity above this multiple of the largest load is not drawn
 # least end of the axis (bytes/s), size (bytes/s) and name of each unit, for ``style.unit_for``
 RATES = (
     (125e6, 125e6, "Gbit/s"),
@@ -60,7 +60,7 @@ def capacity(run: RunFolder) -> dict[str, float | None]:
 
 
 def concurrency(spans: Sequence[TimeSpan]) -> Curve:
-    """Return how many of the spans are going on at each time, as a step function of time."""
+    """Return the count of spans that are going on at each time, as a step function of time."""
     starts = [span.start for span in spans]
     ends = [span.end for span in spans]
     return running_sum(np.array(starts + ends), np.repeat([1.0, -1.0], len(spans)))
@@ -69,7 +69,8 @@ def concurrency(spans: Sequence[TimeSpan]) -> Curve:
 def draw_work(axes: Axes, view: View) -> None:
     """Draw the count of active devices over time, stacked by the outcomes of their tasks.
 
-    Unreachable devices are stacked on top, if the availability of all devices is known.
+    Unreachable devices are stacked on top, if the availability of all devices is known and at most
+    ten times as many devices are present as are active.
 
     Args:
         axes: the panel.

@@ -28,7 +28,7 @@ from fedsim.lab.reading.study_folder import distinct_names
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 
-FORMATS = ("png", "svg")  # formats of the pictures; figures for papers have more
+FORMATS = ("png", "svg")  # formats of pictures; figures for papers have further formats
 
 TIMES = (
     (2 * 86400.0, 86400.0, "days"),
@@ -36,18 +36,18 @@ TIMES = (
     (180.0, 60.0, "min"),
     (0.0, 1.0, "s"),
 )
-# least end of the axis (J), size (J) and name of each unit; the units are those of ``show_joules``
+# least end of the axis (J), size (J) and name of each unit; ``show_joules`` has the same units
 JOULES = ((3.6e9, 3.6e9, "MWh"), (1e6, 3.6e6, "kWh"), (1e3, 1e3, "kJ"), (0.0, 1.0, "J"))
 BYTES = ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e3, 1e3, "kB"), (1.0, 1.0, "B"))
 
 WIDTH_IN = 13.0
 DPI = 120
-MANY_BARS = 4000  # most bars drawn as vectors; more would make the SVG large and slow
+MANY_BARS = 4000  # more bars than this are drawn as pixels, as vectors make the SVG large and slow
 _LONGEST_LINE = 120  # characters that fit into a line of the title
-_CHARACTERS_PER_IN = 11  # characters in an inch of a legend's text
+_CHARACTERS_PER_IN = 11  # characters of a legend's text in an inch
 _LEGEND_ROW_IN = 0.22  # height of a row of a legend
 _LEGEND_ROWS = 8  # count of rows of a legend for which most figures have room
-_SWATCH_CHARACTERS = 7  # width of an entry's sign and of the gap beside it
+_SWATCH_CHARACTERS = 7  # width of an entry's sign and the gap beside it (characters)
 _FONT = "DejaVu Sans"  # ships with matplotlib, so that pictures are the same everywhere
 _RC: dict[Any, object] = {
     "font.family": _FONT,
@@ -105,8 +105,9 @@ def unit_for(most: float, units: Sequence[tuple[float, float, str]]) -> AxisUnit
 
     Args:
         most: end of the axis, in the base unit (such as s).
-        units: the units to choose from, the largest first. Each is a tuple: the end of the shortest
-            axis for which it is used, its size (both in the base unit), and its name.
+        units: the units to choose from, the largest first. Each unit is a tuple: the end of the
+            shortest axis for which the unit is used, the size of the unit (both in the base unit),
+            and its name.
     """
     for unit in units:
         if most >= unit[0]:
@@ -116,7 +117,7 @@ def unit_for(most: float, units: Sequence[tuple[float, float, str]]) -> AxisUnit
 
 @styled
 def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write a figure to files. Equal figures give equal bytes.
+    """Write a figure to files. Equal figures give files with equal bytes.
 
     Args:
         figure: the figure.
@@ -198,7 +199,7 @@ def draw_markers(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
         y: positions on the vertical axis [n].
         look: matplotlib's options of the marks (``Line2D``).
     """
-    if np.size(x):  # the layout fails if a line has no points
+    if np.size(x):  # matplotlib's layout fails for a curve without points
         panel.plot(x, y, clip_on=False, zorder=4, **look)
 
 
@@ -238,7 +239,9 @@ def choose_evenly(count: int, most: int) -> NDArray[np.int64]:
 
 
 def time_label(runs: Iterable[RunFolder], unit: str) -> str:
-    """Return the label of an axis of time: simulated, measured, or both.
+    """Return the label of an axis of time, such as "simulated time (h)".
+
+    If some of the runs have simulated and others measured time, the label is "time (h)".
 
     Args:
         runs: runs of the picture.
@@ -276,7 +279,7 @@ def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) ->
 
 
 def separate_labels(values: Sequence[float] | Floats, apart: float) -> Floats:
-    """Move the positions of labels up until neighbours do not overlap.
+    """Increase the positions of labels until neighbours do not overlap.
 
     Args:
         values: positions of the labels, [n].
@@ -294,9 +297,10 @@ def separate_labels(values: Sequence[float] | Floats, apart: float) -> Floats:
 
 
 def shorten(name: str, most: int = 40) -> str:
-    """Shorten a name for drawing: one line of at most ``most`` characters that the font has.
+    """Shorten a name for drawing: one line of at most ``most`` characters.
 
-    The middle of a longer name is left out.
+    The middle of a longer name is left out. Characters that the font lacks become boxes. An empty
+    name becomes ``unnamed``.
 
     Args:
         name: the name.
@@ -313,7 +317,7 @@ def shorten(name: str, most: int = 40) -> str:
 
 
 def as_file_name(name: str) -> str:
-    """Convert a name to a file name of letters, digits and ``-_.`` only."""
+    """Replace each character of a name except letters, digits and ``-_.`` by an underscore."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
 
 

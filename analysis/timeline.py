@@ -32,9 +32,9 @@ from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 
 _LEAST_LANES = 5  # least count of lanes for which the height has room
-_MANY_LANES = 60  # most lanes with hatches and a label each
-_MANY_ROUNDS = 60  # most rounds with hatched bars
-_MOST_LINES = 45  # most vertical lines over the lanes
+_MANY_LANES = 60  # if there are more lanes than this, bars have no hatches, and few have labels
+_MANY_ROUNDS = 60  # if there are more rounds than this, bars have no hatches
+_MOST_LINES = 45  # greatest count of vertical lines of a kind over the lanes
 _PIXELS = 1250  # assumed width of the time axis (pixels); no step is drawn thinner than a pixel
 # height per lane, and least and greatest height of all lanes (inches)
 _LANE_IN = 0.24
@@ -50,7 +50,7 @@ _EDGE: palette.Look = {
     "edgecolor": palette.GREY,
     "linewidth": 0.4,
 }  # outline of pale legend entries
-# tracks of messages in a lane, as distances of top and foot from its middle: sent, received
+# tracks of sent and of received messages in a lane: distances of top and foot from its middle
 _TRACKS = ((0.0, 0.2), (0.2, 0.4))
 _MARKED_OUTCOMES = ("late", "lost", "left", "battery")
 _MEANING = {
@@ -64,7 +64,7 @@ _MEANING = {
 
 
 def outcome_meanings(*, are_done: bool, lose_edges: bool) -> dict[str, str]:
-    """Return texts for legends on the outcomes of tasks whose work was wasted, by outcome.
+    """Return the legend's text for each outcome of tasks whose work was wasted, such as ``late``.
 
     Args:
         are_done: whether the runs are done. Otherwise, open tasks are not wasted yet.
@@ -101,8 +101,9 @@ def draw_timeline(
         The figure.
 
     Raises:
-        PictureError: an argument is not allowed.
-        NothingToDrawError: no device worked in this time.
+        PictureError: ``rounds`` are not in the run, or another argument has a value that is not
+            allowed.
+        NothingToDrawError: no device worked in the shown span.
     """
     history = History(run)
     if rounds is not None:

@@ -52,12 +52,12 @@ _WASTED: palette.Look = {
     "hatch": "////",
     "linewidth": 0.8,
 }
-_POINTS = 800  # more points than pixels only make the SVG large
+_POINTS = 800  # points of a curve; more points than pixels would only make the SVG large
 _BAR_IN = 0.62
 _FRAME_IN = 2.0
 _LEAST_SEEN = 0.002  # parts of bars below this share of the longest bar cannot be seen
 
-_Kind = tuple[str, str]  # direction and purpose
+_Kind = tuple[str, str]  # kind of bytes: direction and purpose
 
 
 @style.styled
@@ -178,8 +178,8 @@ def _plot_over_time(
     layers.append((parts[parts["wasted"]], _WASTED))
     base = np.zeros_like(moments)
     for layer, look in layers:
-        total = layer.groupby("end")["bytes"].sum().cumsum()  # total at each end of a message
-        # at each moment the total at the last end before it; 0 before the first end
+        total = layer.groupby("end")["bytes"].sum().cumsum()  # bytes until each end of a message
+        # total at the last end of a message until each moment; 0 before the first end
         at_moments = total.reindex(moments, method="ffill", fill_value=0.0)
         top = base + at_moments.to_numpy() / byte_unit.size
         panel.fill_between(x, base, top, **look)
@@ -225,7 +225,7 @@ def _amount(total: float, wasted: float) -> str:
     return text
 
 
-# colours of purposes that nearly every strategy has, the same in every picture
+# colours of the purposes that nearly every strategy has, so that all comparisons agree in them
 _FIXED = {"model": palette.SKY, "update": palette.BLUE}
 _OTHERS = (
     palette.GREEN,
@@ -245,9 +245,9 @@ def draw_purposes_compared(
 ) -> Figure:
     """Draw the bytes that runs moved, by purpose such as ``update``, to compare the runs.
 
-    A second panel shows only the bytes that papers count, of models and updates. The panel is left
-    out if all bytes are of this kind. A bar is the mean over the seeds of a series, both directions
-    together, with a line over the range of the seeds.
+    A second panel shows only the bytes that papers count: bytes of models and updates. The panel is
+    left out if it would look the same. A bar is the mean over the seeds of a series, with a line
+    over the range of the seeds. Bars have both the bytes to devices and the bytes from devices.
 
     Args:
         runs: the runs.

@@ -17,7 +17,7 @@ from fedsim.lab.reading.history import History
 ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}
 Interval = tuple[float, float]
 
-MOST_LANES = 1500  # most lanes: more than a picture has pixels in its height
+MOST_LANES = 1500  # greatest count of lanes; a picture has fewer pixels in its height
 _GAPPED_LANES = 150
 
 DeviceSpan = TypeVar("DeviceSpan", bound=TimeSpan)
@@ -28,7 +28,7 @@ class View:
 
     Each device that worked in the span has a lane, which is a row of the picture. If the
     availability of only some devices is known, the other devices have no lane. Records at
-    the time of the span's start are not within the span, unless it is 0.
+    the time of the span's start are not within the span, unless this time is 0.
 
     Args:
         history: the run's records.
@@ -37,15 +37,20 @@ class View:
         order: ``speed`` (fastest on top), ``first`` (first at work on top) or ``number``.
 
     Attributes:
+        history: the run's records.
         activities: activities of the whole run, within the span or not.
+        start, end, span: start, end and length of the span (simulated s).
+        order: the order of the lanes: ``speed``, ``first`` or ``number``.
+        unit: unit of the time axis.
+        half_lane: half the height of a bar, as a share of a lane's height.
         devices: the devices shown, from the top lane down.
         lanes: index of the lane by shown device, 0 at the top.
         at_work: count of devices that worked or exchanged messages within the span, shown or not.
         all_steps: all steps of the run.
         steps: steps of the shown devices that overlap the span.
         attempts: tasks of the shown devices, within the span or not.
-        messages: messages that overlap the span, each in the lanes of the shown devices that send
-            or receive it.
+        messages: messages outside of tasks that overlap the span: an entry for each shown device
+            that sends or receives the message.
         task_ends: marks of tasks of the shown devices that ended within the span.
         presence: spans of time in which the shown devices were present.
         absences: spans of time in which the shown devices could not be reached; None if
@@ -118,7 +123,7 @@ class View:
         return [time for time in self.activities.act_times if self._includes(time)]
 
     def in_lanes(self, spans: Sequence[DeviceSpan]) -> list[DeviceSpan]:
-        """Return the spans (such as steps) of the devices shown, without the other devices."""
+        """Return the spans of time (such as steps) that belong to devices with a lane."""
         return [span for span in spans if span.device in self.lanes]
 
     def _overlaps(self, span: TimeSpan) -> bool:
@@ -165,7 +170,7 @@ def _choose_devices(at_work: Ints, with_phases: Ints, most: int) -> Ints:
 
 def _order_devices(spans: Sequence[TimeSpan], history: History, order: str) -> Ints:
     """Return the devices of ``spans`` in the given order, from the top lane down, int64 [n]."""
-    first_starts: dict[int, float] = {}  # device -> its first begin (s)
+    first_starts: dict[int, float] = {}  # device -> start of its first span (s)
     for span in spans:
         first_starts[span.device] = min(span.start, first_starts.get(span.device, np.inf))
     devices = np.array(sorted(first_starts), dtype=np.int64)
@@ -187,7 +192,7 @@ def span_of_rounds(history: History, first: int, stop: int) -> Interval:
         stop: index of the round after the last round.
 
     Raises:
-        PictureError: no round of the run is within ``first`` and ``stop - 1``.
+        PictureError: the run has no finished round from ``first`` to ``stop - 1``.
     """
     numbers = history.rounds["round"]
     ends = history.rounds["end"]

@@ -33,7 +33,7 @@ _OVER = b"over\n"  # message to the server's process: the run is over, and its p
 
 
 class Growing(LivePage):
-    """Live page with the report of runs or studies, rebuilt when they change.
+    """Live page with the report of runs or studies, which is rebuilt as the runs grow.
 
     Args:
         paths: folders of runs or studies, which need not exist yet.
@@ -47,12 +47,16 @@ class Growing(LivePage):
         super().__init__(self._wait_in_words())
 
     def look(self, *, at_once: bool = False) -> bool:
-        """Rebuild the report if a run has changed since the last build; return whether it did.
+        """Rebuild the report if a run has changed since the last rebuild.
 
         Args:
             at_once: whether to look for changes even if the report was rebuilt just before. By
                 default the report is not rebuilt for a time after each rebuild, unless all runs
                 have ended. This time is proportional to the duration of the rebuild.
+
+        Returns:
+            Whether the report was rebuilt. False also if a folder cannot be read at the moment, or
+            if no run has written anything to show.
         """
         lines: list[str] = []
         for path in self._paths:
@@ -140,15 +144,15 @@ def watch(
     over: threading.Event,
     port: int = 0,
 ) -> None:
-    """Serve the growing report of folders until ``over`` is set.
+    """Serve the report of runs or studies over HTTP until ``over`` is set.
 
     The report is rebuilt when a run has changed. After ``over`` is set, browsers have at most 5 s
     to receive the last report.
 
     Args:
-        paths: folders of runs or studies.
-        announce: called with the address of the report.
-        over: event that ends the server.
+        paths: folders of runs or studies, which need not exist yet.
+        announce: function that is called with the address of the report, once it is served.
+        over: event that the caller sets to end the server.
         port: port to serve at; 0 for any free port.
 
     Raises:
@@ -181,10 +185,10 @@ class WatchedRun:
         self._server = server
 
     def stay(self) -> None:
-        """Leave the page of the finished run open in browsers, and wait until the user ends it.
+        """Keep serving the page of the finished run, and wait until the user presses Ctrl-C.
 
-        The child process goes on serving the page, and prints its address again. The call returns
-        after Ctrl-C, or when the child process has ended.
+        The child process goes on serving the page, and prints the page's address again. The call
+        returns after Ctrl-C, or when the child process has ended.
         """
         assert self._server.stdin is not None
         with suppress(KeyboardInterrupt, BrokenPipeError):

@@ -38,13 +38,13 @@ DIRECTIONS: dict[str, palette.Look] = {
     "up": {"facecolor": palette.STEPS["upload"], "label": "from devices", "hatch": "//////"},
     "peer": {"facecolor": "#CCBB44", "label": "between devices"},
 }
-_LONGEST_NAME = 18  # most characters of a line of a name
+_LONGEST_NAME = 18  # characters after which a bar's name goes on in another row of text
 _LONGEST_LABEL = 24
-_WIDE_IN = 3.0  # width from which a label has one line
-_BAR_IN = 0.2  # least height for a bar
-_NAME_LINE_IN = 0.15  # height of a line of a bar's name
-_LEGEND_IN = 0.45  # height of a legend for which the frame has room
-_NAME_GAP_IN = 0.05  # distance of the names of two bars
+_WIDE_IN = 3.0  # in a figure of at least this width (inches), the label of bytes has one row
+_BAR_IN = 0.2  # least height for a bar (inches)
+_NAME_LINE_IN = 0.15  # height of a row of text in a bar's name (inches)
+_LEGEND_IN = 0.45  # a figure grows if its legend is higher than this (inches)
+_NAME_GAP_IN = 0.05  # distance between the names of two bars (inches)
 _CURVES_IN = 1.35
 _FRAME_IN = 0.95
 _SEED: palette.Look = {
@@ -60,7 +60,7 @@ _TARGET: palette.Look = {"color": palette.GREY, "linewidth": 0.7, "linestyle": (
 
 @dataclass(frozen=True)
 class BytesToTarget:
-    """Bytes that one run moved until a test reached the target of the figure.
+    """Bytes that one run moved until the end of the round whose test reached the figure's target.
 
     The target is a value of the accuracy, or of some other metric (``Communication.target``).
 
@@ -77,21 +77,23 @@ class BytesToTarget:
 
     @property
     def total(self) -> float | None:
-        """Sum of the bytes; None if the run missed the target."""
+        """Sum of the bytes of all directions; None if the run missed the target."""
         return None if self.parts is None else sum(self.parts.values())
 
 
 @dataclass(frozen=True)
 class CommunicationLine:
-    """Bytes until the target of a figure's line, which is a variant with its runs over seeds.
+    """Bytes that the runs of a figure's line moved until they reached the target.
+
+    A line is a variant or scenario with its runs over seeds.
 
     Attributes:
         name: name of the line.
         number: index of the line, which determines its colour, dash and mark.
-        runs: bytes to the target of each run.
-        curve: accuracy, or the target's metric, against bytes. A point has bytes, and mean, lowest
-            and highest value over the seeds. The curve covers the range that the tests of every
-            seed cover.
+        runs: bytes to the target, for each run.
+        curve: accuracy, or the target's metric, against bytes. A point is a tuple: bytes, and mean,
+            lowest and highest value over the seeds. The curve covers only the range of bytes in
+            which each seed has tests.
     """
 
     name: str
@@ -101,12 +103,12 @@ class CommunicationLine:
 
     @property
     def has_missed(self) -> bool:
-        """Whether at least one run of this variant (a line of the figure) never reached the target."""
+        """Whether any run of this line missed the target."""
         return any(run.parts is None for run in self.runs)
 
     @property
     def means(self) -> dict[str, float]:
-        """Mean bytes by direction of the runs that reached the target; empty if none did."""
+        """Mean bytes by direction over the runs that reached the target; empty if no run did."""
         reached = [run.parts for run in self.runs if run.parts is not None]
         means = {}
         for name in DIRECTIONS:
@@ -302,7 +304,7 @@ def _draw_curves(panel: Axes, cost: Communication) -> None:
             markevery=(
                 line.number % mark_every,
                 mark_every,
-            ),  # lines have marks at different points
+            ),  # the marks of different lines are at different points
             **look,
         )
     panel.axhline(cost.target.value, gid="target", **_TARGET)
@@ -350,7 +352,7 @@ def _draw_bars(panel: Axes, cost: Communication) -> None:
     for row, line in enumerate(cost.lines):
         length = _draw_bar(panel, row, line.means, unit.size)
         dots = [run.total / unit.size for run in line.runs if run.total is not None]
-        if len(line.runs) > 1 and dots:  # the layout fails if a line has no points
+        if len(line.runs) > 1 and dots:  # matplotlib's layout fails for a curve without points
             panel.plot(dots, [row] * len(dots), gid="seeds", clip_on=False, **_SEED)
         words = f"{length:.3g}" if line.means else ""
         if line.has_missed:

@@ -26,9 +26,9 @@ class FigureRequest:
     Attributes:
         series: the lines, each a variant or scenario with its runs over seeds.
         width: width of each figure (inches).
-        targets: possible targets up to which the figure of communication cost counts bytes; one of
-            them is used (``measure_communication``).
-        fallback_targets: targets of which one is used if no run reaches any of ``targets``.
+        targets: possible targets for the figure of communication cost, which counts bytes until one
+            of these targets is reached; ``measure_communication`` chooses it.
+        fallback_targets: possible targets if no run reaches any of ``targets``.
         rounds: indices of the rounds that the figure ``rounds`` draws; empty for the default.
     """
 
@@ -94,9 +94,9 @@ class WrittenFigure(NamedTuple):
 
     Attributes:
         name: name of the figure, such as ``waiting``.
-        line: name of the line that it shows; empty if it shows all lines.
-        files: the files, of which the last is the table of the drawn numbers.
-        notes: sentences on what it leaves out.
+        line: name of the line that the figure shows; empty if the figure shows all lines.
+        files: paths of the files; the last one is the table of the drawn numbers.
+        notes: sentences on what the figure leaves out.
     """
 
     name: str
@@ -110,8 +110,8 @@ class SkippedFigure(NamedTuple):
 
     Attributes:
         name: name of the figure.
-        line: name of the line; empty for all lines.
-        reason: the reason, as a sentence without its full stop.
+        line: name of the line that the figure would show; empty for all lines.
+        reason: the reason, as a sentence without a period.
     """
 
     name: str
@@ -154,28 +154,31 @@ def write_figures(
 ) -> WrittenFigures:
     """Write figures of runs and studies as files, with a table of the drawn numbers beside each.
 
-    Equal runs give equal files. Nothing is written if a named figure cannot be drawn.
+    Equal runs give equal files. All figures are drawn before the first file is written.
 
     Args:
         paths: folders of runs and studies.
-        out: folder for the files; by default ``NAME-figures`` beside the first folder.
+        out: folder for the files; by default ``NAME-figures`` beside the first folder, NAME.
         figures: names out of ``FIGURES``; by default all figures that apply.
         only: texts ``VARIANT`` or ``KEY=VALUE`` that select the lines to draw (variants of a study,
             or values of its grid); by default all.
         width: width of each figure (inches).
         formats: endings out of ``FORMATS``.
-        target: target up to which the bytes are counted for the figure of communication cost. By
-            default it is the hardest target that all runs reach, or else that any run reaches, out
-            of the targets that the studies declare, or else of usual accuracies.
-        rounds: indices of the rounds that the figure ``rounds`` draws.
+        target: target (such as an accuracy) for the figure of communication cost, which counts the
+            bytes until the target is reached. By default it is the hardest target that all runs
+            reach, or else the hardest that any run reaches. It is chosen from the targets that the
+            studies declare, and from usual accuracies if no run reaches any declared target.
+        rounds: indices of the rounds that the figure ``rounds`` draws; by default the round with
+            the most failed tasks, and the median round.
 
     Returns:
         The written figures, and the figures that do not apply to the runs.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or no run is done.
-        PictureError: an option is not allowed.
-        NothingToDrawError: a named figure does not apply, or none does.
+        PictureError: an argument has a value that is not allowed, such as an unknown name.
+        NothingToDrawError: no figure applies, or a figure in ``figures`` does not. If the latter is
+            drawn for each of several lines, lines to which it does not apply are skipped instead.
     """
     _check_words("--figure", figures, [*FIGURES])
     _check_words("--format", formats, FORMATS)
@@ -194,8 +197,8 @@ def write_figures(
                     FigureRequest(lines, width, targets, fallback_targets, rounds)
                 )
             except style.NothingToDrawError as error:
-                # A figure that the user named has to be drawn. If it is drawn once for each line,
-                # some of the lines may have none.
+                # A figure that the user named has to be drawn. If there is a figure for each of
+                # several lines, a line may have none.
                 if figures and not _has_other_lines(name, series):
                     raise
                 result.skipped.append(SkippedFigure(name, line, str(error)))

@@ -30,15 +30,16 @@ def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Series]
 
     Args:
         paths: the folders.
-        only: texts ``VARIANT`` or ``KEY=VALUE`` that select lines; other lines are left out. A line
-            needs one of the values of each key.
+        only: texts ``VARIANT`` or ``KEY=VALUE`` that select lines; other lines are left out. Texts
+            with different keys all have to fit a line; of texts with the same key, one has to fit.
+            Empty for all lines.
 
     Returns:
         The lines, numbered from 0: first the studies' lines, then the lines of single runs.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or no run is done.
-        PictureError: a text of ``only`` names no line.
+        PictureError: a text of ``only`` fits no line, or no line fits all texts.
     """
     lines = read_lines(paths).begun()
     with_runs = [index for index, line in enumerate(lines.lines) if line.runs]
@@ -74,7 +75,7 @@ def _select(descriptions: Sequence[Mapping[str, str]], only: Sequence[str]) -> l
     Raises:
         PictureError: a text names no line, or no line fits all texts.
     """
-    requested_values: dict[str, set[str]] = {}  # key -> values that are asked for
+    requested_values: dict[str, set[str]] = {}  # key -> values that a line may have
     for text in only:
         key, value = _split_selection(text, descriptions)
         requested_values.setdefault(key, set()).add(value)
@@ -112,7 +113,13 @@ def _split_selection(text: str, descriptions: Sequence[Mapping[str, str]]) -> tu
 
 
 def declared_targets(paths: Sequence[Path]) -> list[Target]:
-    """Return the targets that studies declare, each once; none without a study."""
+    """Return the targets, such as an accuracy, that the studies in ``paths`` declare.
+
+    Equal targets of several studies are one target.
+
+    Args:
+        paths: folders of runs and studies; folders of runs have no targets.
+    """
     targets: list[Target] = []
     for path in paths:
         if is_study(path):
@@ -121,9 +128,12 @@ def declared_targets(paths: Sequence[Path]) -> list[Target]:
 
 
 def refuse_too_many(figure: str, series: Sequence[Series], most: int) -> None:
-    """Raise ``PictureError`` if a figure would have more than ``most`` lines, its greatest count.
+    """Raise ``PictureError`` if there are more lines than a figure has room for.
 
-    A line is a variant or scenario with its runs over seeds.
+    Args:
+        figure: name of the figure, for the message.
+        series: the lines; a line is a variant or scenario with its runs over seeds.
+        most: greatest count of lines in the figure.
     """
     if len(series) > most:
         names = [entry.name for entry in series[:_MOST_NAMED]]
@@ -135,12 +145,12 @@ def refuse_too_many(figure: str, series: Sequence[Series], most: int) -> None:
 
 
 def attempts_of(run: RunFolder) -> Attempts:
-    """Return the tasks of a run, each with its outcome (``all``), and by round (``clients``)."""
+    """Return an object with the tasks of a run: ``all`` tasks, and ``clients``, tasks by round."""
     return Attempts(Activities(History(run)))
 
 
 def strategy_of(series: Series) -> str:
-    """Return the name of the strategy of a line in a figure, from its first run's summary."""
+    """Return the name of the strategy with which a line's first run was computed, shortened."""
     return style.shorten(str(series.runs[0].summary["strategy"]), _LONGEST_NAME)
 
 

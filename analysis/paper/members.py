@@ -27,7 +27,7 @@ _MOST_IN = 4.0
 _SIZES_IN = 0.75
 _FRAME_IN = 0.9
 _MOST_ROWS = 160
-_MOST_NAMES = 12  # most groups with an entry in the legend
+_MOST_NAMES = 12  # greatest count of groups with an entry in the legend
 _HATCHES = ("", "", "", "//////", "", "......", "......", "xxxxxx", "......", "xxxxxx")
 
 
@@ -53,7 +53,7 @@ class Members:
 
 
 def measure_members(series: Series) -> Members:
-    """Return the devices and groups of a line's first run.
+    """Return the devices of a line's first run, and their groups over time.
 
     Args:
         series: the line, which is a variant or scenario with its runs over seeds.

@@ -32,7 +32,7 @@ from fedsim.lab.reading.history import NO_GROUP
 from fedsim.records.reading import RunFolder
 
 MOST_LINES = 4
-_POINTS = 20  # most points in time
+_POINTS = 20  # intervals into which the time axis is divided; a curve has a point at each border
 _COUNTS_IN = 0.95
 _DEVICES_IN = 0.85
 _PURITY_IN = 0.6
@@ -92,11 +92,12 @@ class MigrationLine:
         times: simulated times (s) [n]; the last is the end of the run that ended first.
         counts: kind of event (``EVENTS``) -> count of events until each of ``times``, as mean and
             range over seeds.
-        devices: ``present`` or ``grouped`` (in a group) -> count of such devices at each of
-            ``times``.
-        purity: share (0..1) of devices whose true group is the most frequent one in their group, at
-            each of ``times``, as of the last round; None before the first. Empty if the true
-            groups, by the likeness of the devices' data, are unknown.
+        devices: ``present`` or ``grouped`` -> count of devices that are present, or that are in a
+            group, at each of ``times``.
+        purity: share (0..1) of devices whose true group is the most frequent true group in their
+            group, at each of ``times``, as measured in the last round that had ended. None at times
+            before the first value of some seed. Empty if a run does not know the true groups, which
+            are sets of devices with alike data.
         totals: kind of event -> count of events in a whole run.
     """
 
@@ -123,7 +124,7 @@ class MigrationLine:
 
 
 def event_times(attempts: Attempts) -> dict[str, Floats]:
-    """Return the times (s) of a run's events by kind (``EVENTS``), ascending.
+    """Return the times (s) of a run's events, ascending, by kind (such as ``shift``: ``EVENTS``).
 
     A move is a device's change from one group to another, unless its whole group was split. The
     first assignment of a device to a group is no move, and counts as ``joined``. The time of a
@@ -149,7 +150,8 @@ def event_times(attempts: Attempts) -> dict[str, Floats]:
 def measure_migration(series: Series) -> MigrationLine:
     """Return counts of data shifts, and of devices' moves between groups, over time.
 
-    The result also has the counts of present devices and of devices in groups.
+    The result also has the counts of present devices and of devices in groups, and the purity of
+    the groups.
 
     Args:
         series: the runs of a line of the figure: a variant or scenario with its runs over seeds.
@@ -285,7 +287,7 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit_s: float) -> No
         if line.totals[kind].high > 0:
             extra: palette.Look = {"markersize": 2.4, "markevery": 2, "gid": kind}
             if kind == "shift":
-                extra["markersize"] = 4.2  # a ring around the dot of ``noticed``
+                extra["markersize"] = 4.2  # the mark is a ring around the dot of ``noticed``
             _draw_curve(panels[0], x, line.counts[kind], look | extra)
     panels[0].set_ylabel("events so far")
     panels[0].set_title(line.name)

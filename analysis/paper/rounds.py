@@ -42,7 +42,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class ChosenRounds:
-    """Rounds of a run that a figure draws, with the reason for each and their tasks.
+    """Rounds of a run that a figure draws, the reason to draw each, and the tasks of the rounds.
 
     Attributes:
         history: records of the run.
@@ -56,16 +56,16 @@ class ChosenRounds:
 
 
 def choose_rounds(series: Series, rounds: Sequence[int] = ()) -> ChosenRounds:
-    """Choose rounds of the first run of a line.
+    """Choose the rounds to draw of the first run of a line.
 
     Args:
         series: the line, which is a variant or scenario with its runs over seeds.
-        rounds: indices of the rounds; by default the round with the most failed tasks, and the
-            median round (``worst_rounds``).
+        rounds: indices of the rounds, of which the first eight are drawn. By default the rounds
+            are the round with the most failed tasks and the median round (``worst_rounds``).
 
     Raises:
-        NothingToDrawError: the run has no rounds with training.
-        PictureError: a round is not among them.
+        NothingToDrawError: the run has no round in which devices train.
+        PictureError: ``rounds`` has an index of no such round.
     """
     history = History(series.runs[0])
     trained = trained_rounds(history)
@@ -92,12 +92,12 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
     Args:
         series: the line, which is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
-        rounds: indices of the rounds; by default the round with the most failed tasks, and the
-            median round (``worst_rounds``).
+        rounds: indices of the rounds, of which the first eight are drawn. By default the rounds
+            are the round with the most failed tasks and the median round (``worst_rounds``).
 
     Raises:
-        NothingToDrawError: the run has no rounds with training.
-        PictureError: a round is not among them.
+        NothingToDrawError: the run has no round in which devices train.
+        PictureError: ``rounds`` has an index of no such round.
     """
     selection = choose_rounds(series, rounds)
     by_round = {}
@@ -131,7 +131,7 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
         panel.set_xlabel(f"since the round began ({unit.name}); right: epochs")
     figure.supylabel("device · samples", fontsize=7.5)
     handles = handles_of(selection.attempts)
-    # a narrow figure has no room for the explanations after the colons of labels
+    # a narrow figure has no room for the explanation that follows the colon in a label
     for handle in handles:
         label, _, _ = str(handle.get_label()).partition(":")
         handle.set_label(label)

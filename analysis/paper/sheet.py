@@ -32,10 +32,10 @@ UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}  # unit -> 
 LEAST_IN = 2.0
 MOST_IN = 20.0
 COLUMN_IN = 3.5  # width of a column in two-column papers
-LEAST_PT = 7.0  # size of the smallest text
-_LETTER_IN = 0.05  # usual width of a letter of a title
-_AXIS_IN = 0.45  # width of an axis with its labels
-_WIDE_IN = 2.9  # least width of a panel beside another panel
+LEAST_PT = 7.0  # size of the smallest text (points)
+_LETTER_IN = 0.05  # usual width of a letter of a title (inches)
+_AXIS_IN = 0.45  # width of a vertical axis with its labels (inches)
+_WIDE_IN = 2.9  # least width of a panel that is beside another panel (inches)
 _WIDTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)\s*")
 
 # Colours, dashes and marks of lines that stand for strategies. No line has the colour of an outcome
@@ -44,7 +44,7 @@ _WIDTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)\s*")
 _LINE_COLOURS = ("#332288", "#CC6677", "#44AA99", "#882255", "#999933", "#5577AA")
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (6, 1.5)), (0, (2, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-BAND = 0.22  # opacity of a band
+BAND = 0.22  # opacity of a band, the area from the lowest to the highest seed
 
 OUTCOMES: dict[str, palette.Look] = {
     "valid": {"color": "#009E73", "linestyle": "-", "marker": "o"},
@@ -148,7 +148,7 @@ def in_style() -> AbstractContextManager[None]:
 
 
 def styled(draw: Callable[DrawArguments, Drawn]) -> Callable[DrawArguments, Drawn]:
-    """Return a function that draws as ``draw`` does, in the style for LaTeX."""
+    """Decorate a function that draws or saves a figure: it then works in the style for LaTeX."""
 
     @wraps(draw)
     def draw_styled(*args: DrawArguments.args, **options: DrawArguments.kwargs) -> Drawn:
@@ -165,7 +165,8 @@ def read_width(text: str) -> float:
         The width in inches.
 
     Raises:
-        PictureError: the text is no width, or a width that no page has.
+        PictureError: the text is not a number with a unit out of ``in``, ``cm``, ``mm`` and ``pt``,
+            or the width is less than 2 or more than 20 inches.
     """
     hint = ""
     match = _WIDTH.fullmatch(text)
@@ -182,16 +183,24 @@ def read_width(text: str) -> float:
 
 
 def columns_for(width: float, panels: int) -> int:
-    """Return the count of columns of panels that a sheet of a width (inches) has room for."""
+    """Return the count of columns in which a figure can arrange its panels.
+
+    Args:
+        width: width of the figure (inches).
+        panels: count of panels.
+
+    Returns:
+        The greatest count, at most ``panels``, for which panels are wide enough; at least 1.
+    """
     return max(1, min(panels, int(width / _WIDE_IN)))
 
 
 class PanelStack(NamedTuple):
-    """Panels of a figure that show one variant, one above another, with a common x-axis.
+    """Panels of a figure, one above another with a common x-axis, that show one variant.
 
     Attributes:
-        panels: the panels, the top one first.
-        is_lowest: whether no other stack is below, so that the x-axis has a label.
+        panels: the panels, from top to bottom.
+        is_lowest: whether no other stack is below this stack, so that its x-axis has a label.
     """
 
     panels: list[Axes]
@@ -210,7 +219,7 @@ def panel_stacks(
         heights: relative heights of the panels of a stack, from the top.
     """
     rows = math.ceil(count / columns)  # rows of stacks
-    panel_count = len(heights)  # count of the panels of a stack
+    panel_count = len(heights)  # panels of a stack
     grid = figure.subplots(
         rows * panel_count, columns, sharex=True, squeeze=False, height_ratios=[*heights] * rows
     )
@@ -231,14 +240,15 @@ def panel_stacks(
 def pools(rounds: int, pooled: int) -> list[tuple[int, int]]:
     """Divide a run's rounds into pools of consecutive rounds, each of which is drawn as one point.
 
-    The last pool is dropped if it has less than half as many rounds, as its means would be noisy.
+    The last pool is dropped if it has fewer than ``pooled / 2`` rounds, as its means would be
+    noisy. A single pool is always kept.
 
     Args:
         rounds: count of rounds.
         pooled: count of rounds in a pool.
 
     Returns:
-        For each pool the index of its first round, and of the round after its last.
+        For each pool, the index of its first round, and the index of its last round plus 1.
     """
     extents: list[tuple[int, int]] = []
     for first in range(0, rounds, pooled):
@@ -255,7 +265,7 @@ def line_look(number: int) -> palette.Look:
         number: index of the line, from 0.
     """
     turn, colour = divmod(number, len(_LINE_COLOURS))
-    # ``turn`` shifts dash and mark, so that lines of the same colour differ in both
+    # ``turn`` shifts dash and mark, so that lines of the same colour differ in dash and in mark
     return {
         "color": _LINE_COLOURS[colour],
         "linestyle": _DASHES[(colour + turn) % len(_DASHES)],
@@ -313,7 +323,7 @@ def smallest_text(figure: Figure) -> float:
 
 @styled
 def save(drawing: PaperFigure, stem: Path, formats: Sequence[str]) -> list[Path]:
-    """Write a figure, and a CSV file of its numbers. Equal figures give equal bytes.
+    """Write a figure, and a CSV file of its numbers. Equal figures give files with equal bytes.
 
     Args:
         drawing: the figure.
@@ -342,7 +352,7 @@ def save(drawing: PaperFigure, stem: Path, formats: Sequence[str]) -> list[Path]
 
 
 def as_csv(rows: Sequence[NumberRow]) -> str:
-    """Format rows as CSV, with a column for each name; absent numbers are empty."""
+    """Format rows as CSV, with a column for each name; a cell without a number is empty."""
     names: dict[str, None] = {}
     for row in rows:
         names |= dict.fromkeys(row)

@@ -56,9 +56,9 @@ class StragglingPoint:
     Attributes:
         first: index of the first round.
         last: index of the last round.
-        clients: count of clients, over all seeds.
-        shares: outcome (``StragglingLine``) -> share of the clients (0..1), as mean and range over
-            seeds. Seeds without clients in these rounds are left out.
+        clients: count of clients in these rounds, over all seeds.
+        shares: outcome (``valid``, ``slow``, ``late`` or ``lost``) -> share of the clients (0..1),
+            as mean and range over seeds. Seeds without clients in these rounds are left out.
     """
 
     first: int
@@ -72,17 +72,17 @@ class StragglingLine:
     """Shares of clients by outcome in the runs of a figure's line.
 
     A line is a variant or scenario with its runs over seeds. Outcomes are ``valid``, ``slow`` (the
-    client answered without a finished epoch), ``late`` (the server ended its task, or its memory
-    was too small) and ``lost`` (the device disconnected).
+    client answered without a finished epoch), ``late`` (the server ended the client's task, or the
+    model did not fit into memory) and ``lost`` (the device disconnected, left, or ran flat).
 
     Attributes:
         name: name of the line.
         seeds: count of runs.
-        counts_versions: whether its rounds are versions of an asynchronous server's model.
+        counts_versions: whether the line's rounds are versions of an asynchronous server's model.
         pooled: count of rounds that are drawn together as one point.
         points: points in the order of the rounds, up to the last round that all runs have.
-        clients: count of clients in all rounds of all seeds, without ``stopped``.
-        stopped: count of clients that were at work when their run ended.
+        clients: count of clients in all rounds of all seeds, without the ``stopped`` clients.
+        stopped: count of clients that were at work when their run ended, in all seeds.
         shares: outcome -> share of the clients (0..1) in a whole run, as mean and range over seeds.
     """
 
@@ -139,7 +139,7 @@ def measure_straggling(series: Series) -> StragglingLine:
             f"{strategy_of(series)} has no server that selects clients, so none can be late"
         )
     counts = [*map(_count_outcomes, runs)]
-    totals = []  # counts of clients by outcome over all rounds, of the runs that have clients
+    totals = []  # for each run with clients, their counts by outcome over all rounds
     stopped = 0
     for by_round in counts:
         total: Counter[str] = sum(by_round.values(), Counter())
@@ -175,7 +175,11 @@ def measure_straggling(series: Series) -> StragglingLine:
 def is_without_server(attempts: Attempts) -> bool:
     """Whether devices of a run work without a server, as in decentralised learning.
 
-    This is so if the records have no begin of a round by a server, and no download by a device.
+    A run is without a server if, by its records, no server began a round and no device downloaded
+    anything.
+
+    Args:
+        attempts: the tasks of the run.
     """
     if attempts.openings:
         return False
@@ -205,7 +209,7 @@ def _point(
         total: Counter[str] = Counter()
         for number in range(first, last + 1):
             total += by_round.get(number, Counter())
-        total.pop("stopped", None)  # cut off by the run's end: not counted
+        total.pop("stopped", None)  # the run's end cut these clients off
         if total:
             totals.append(total)
     if not totals:
@@ -226,9 +230,9 @@ def _shares(totals: Sequence[Counter[str]]) -> dict[str, Spread]:
 def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
     """Draw shares of clients by outcome (valid, slow, late, lost: ``StragglingLine``) by round.
 
-    Each line has one panel. If valid clients are far more than all others, it has two, one above
-    the other, between which the vertical axis has a gap. Curves are means over seeds, bands go from
-    the lowest to the highest seed.
+    Each line has one panel. If valid clients are far more than all other clients, each line has two
+    panels, one above the other, between which the vertical axis has a gap. Curves are means over
+    seeds; bands go from the lowest to the highest seed.
 
     Args:
         series: the lines; a line is a variant or scenario with its runs over seeds.
@@ -314,9 +318,10 @@ def _y_ranges(
     for line in lines:
         for point in line.points:
             lowest_valid = min(lowest_valid, 100 * point.shares["valid"].low)
-            for outcome in outcomes[1:]:  # the first one is ``valid``
+            for outcome in outcomes[1:]:  # the first outcome is ``valid``
                 highest_other = max(highest_other, 100 * point.shares[outcome].high)
-    # the gap is between these two shares, each of which leaves a range of at least one step
+    # The gap is between these two shares (%). Above and below it, at least one step of the axis
+    # remains.
     gap_high = min(100 - _STEP, _STEP * math.floor(lowest_valid / _STEP))
     gap_low = _STEP * max(1, math.ceil(highest_other / _STEP))
     if gap_high - gap_low < _LEAST_GAP:

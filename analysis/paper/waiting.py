@@ -57,15 +57,15 @@ _BAR: palette.Look = {"color": "#B0B0B0", "edgecolor": palette.BLACK, "linewidth
 
 @dataclass(frozen=True)
 class RoundWait:
-    """A round's wait for its slowest clients. Times are in s since the round's start.
+    """Wait of a round for its slowest clients. Times are in s since the round's start.
 
     The slowest clients are the ones that ended last. At a deadline, several end together.
 
     Attributes:
         round: index of the round.
         half_s: time at which half of the round's clients were done.
-        others_s: time at which all clients but the slowest were done, or at which the slowest
-            began, if that is later.
+        others_s: time at which all clients but the slowest were done; or the time at which a
+            slowest client began, if this is later.
         end_s: time at which the slowest clients were done, or the round ended.
         outcome: outcome of the slowest clients; if their outcomes differ, the worst, which is the
             last of ``stopped``, ``valid``, ``slow``, ``late`` and ``lost``.
@@ -116,7 +116,8 @@ class Awaited:
 
     Attributes:
         device: ID of the device.
-        rounds: count of rounds in which it was the slowest client, alone or together with others.
+        rounds: count of rounds in which the device was the slowest client, alone or together with
+            others.
         share: share (0..1) of the run's waiting that was for this device. The waiting for several
             devices that end together is divided equally among them.
     """
@@ -137,8 +138,8 @@ class WaitingLine:
         seeds: count of runs.
         pooled: count of rounds that are drawn together as one point.
         points: points in the order of the rounds.
-        rounds: the rounds of each run.
-        share: share (0..1) of the rounds' time that was waiting for the slowest, over seeds.
+        rounds: for each run, the waits of its rounds.
+        share: share (0..1) of the rounds' time that was waiting for slowest clients, over seeds.
         awaited: devices of each run, the most awaited first.
         ranks: share (0..1) of the waiting that was for the most awaited device of a run, for the
             second, and so on, over seeds.
@@ -186,7 +187,9 @@ class WaitingLine:
 
 
 def read_waits(run: RunFolder) -> list[RoundWait]:
-    """Return the rounds of a run with the times that they waited for their slowest clients.
+    """Return how long each ended round of a run waited for its slowest clients.
+
+    Rounds without clients are left out.
 
     Raises:
         NothingToDrawError: the server opens no rounds, or no round with clients has ended.
@@ -227,8 +230,7 @@ def _measure_wait(
     slowest_start = max(map(attrgetter("start"), slowest))
     # from here on, the round waits for the slowest clients alone
     wait_start = max([slowest_start, round_start, *earlier_ends])
-    # the end of client ceil(n / 2) of n, in order of their ends
-    half_end = sorted(ends)[(len(ends) - 1) // 2]
+    half_end = sorted(ends)[(len(ends) - 1) // 2]  # end of the ceil(n / 2)-th of n clients
     return RoundWait(
         round=number,
         half_s=half_end - round_start,
@@ -246,7 +248,8 @@ def measure_waiting(series: Series) -> WaitingLine:
         series: the runs of a line: a variant or scenario with its runs over seeds.
 
     Raises:
-        NothingToDrawError: the strategy has no rounds that a server opens.
+        NothingToDrawError: the strategy has no rounds that a server opens, or a run has no ended
+            round with clients.
     """
     runs = [*map(read_waits, series.runs)]
     rounds = min(map(len, runs))
@@ -293,7 +296,7 @@ def _point(seeds: Sequence[Sequence[RoundWait]]) -> WaitingPoint:
     """
     first_seed = seeds[0]
     waited = {}
-    for outcome in COUNTED:  # all but ``stopped``, of clients that the run's end cut off
+    for outcome in COUNTED:  # all outcomes but ``stopped``, the outcome of tasks open at the end
         means = []
         for waits in seeds:
             times = [wait.waited_s if wait.outcome == outcome else 0.0 for wait in waits]
@@ -321,7 +324,7 @@ def _mean(seeds: Sequence[Sequence[RoundWait]], name: str) -> Spread:
 
 def _rank_devices(waits: Sequence[RoundWait]) -> tuple[Awaited, ...]:
     """Return the devices for which rounds waited, the most awaited first."""
-    waited_s: defaultdict[int, float] = defaultdict(float)  # device -> time that it waited (s)
+    waited_s: defaultdict[int, float] = defaultdict(float)  # device -> its share of the waiting (s)
     round_counts: defaultdict[int, int] = defaultdict(int)
     for wait in waits:
         for device in wait.devices:  # several devices of a wait share its time
@@ -347,7 +350,7 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
         width: width of the figure (inches).
 
     Raises:
-        NothingToDrawError: no line has rounds that a server opens.
+        NothingToDrawError: no line has rounds that a server opens and that have clients.
         PictureError: there are more lines than the figure has room for (``MOST_LINES``).
     """
     refuse_too_many("waiting", series, MOST_LINES)
@@ -370,7 +373,7 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
         is_lowest = index >= len(lines) - columns
         _draw_rounds(by_round, line, unit.size)
         words = f"{100 * line.share.mean:.0f} % waiting"
-        panel_width = width / columns * 0.7  # a column's left panel has about 0.7 of its width
+        panel_width = width / columns * 0.7  # the left panel has about 0.7 of a column's width
         by_round.set_title(title_of(line.name, words, panel_width))
         by_round.set_ylim(0, end * 1.02 / unit.size)
         _draw_devices(by_device, line)

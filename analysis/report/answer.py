@@ -32,15 +32,15 @@ HINT = (
 def answers(
     worlds: Sequence[WorldAnswer], colours: dict[int, str], hint: str, *, is_over: bool
 ) -> Iterator[Markup | None]:
-    """Yield the part of a report's page on the best lines: text and drawings for each world.
+    """Yield HTML that says which lines are best: sentences and drawings for each world.
 
     A line is a variant or scenario with its seeds; a world is a set of devices, network and data.
     The drawings of the first world are visible, and a click opens the drawings of each other world.
 
     Args:
         worlds: the answers, one per world. The first six are shown, further worlds only counted.
-        colours: index of a line -> its colour.
-        hint: remark on the certainty of all answers.
+        colours: index of a line -> its CSS colour, the same in all drawings.
+        hint: remark on how certain the answers are, shown with each world.
         is_over: whether all runs are done; if not, sentences begin with "So far".
     """
     for world_index, answer in enumerate(worlds[:_MOST_WORLDS]):
@@ -263,10 +263,10 @@ def _cheapest(answer: WorldAnswer, goal_ranking: Ranking, measure: Measure) -> R
 
 
 def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
-    """Return measures of a run, such as its accuracy, as a list of large numbers in HTML.
+    """Return key numbers, such as the accuracy of a run, as an HTML list in large type.
 
     Args:
-        figures: name, formatted value and remark of each measure.
+        figures: name, formatted value and remark of each number; the remark may be empty.
     """
     entries = []
     for name, figure, remark in figures:
@@ -362,15 +362,14 @@ def _draw_dots(line: RankedLine, axis: Axis, colour: str) -> Markup:
     if line.is_complete and mean.pairs > 1:
         parts.append(stroke(mean.low, mean.high, "interval", y1=10, y2=10))
         if mean.low < axis.low:
-            parts.append(arrowhead("12,4 0,10 12,16"))  # an arrow at the left edge
+            parts.append(arrowhead("12,4 0,10 12,16"))  # points to the left
         if mean.high > axis.high:
-            parts.append(arrowhead("988,4 1000,10 988,16"))  # an arrow at the right edge
+            parts.append(arrowhead("988,4 1000,10 988,16"))  # points to the right
     if mean.pairs > 1 or not line.is_complete:
         for value in line.values.values():
             parts.append(stroke(value, value, "seed", y1=6, y2=14))
     if line.is_complete:
-        # a line of no length with round caps is a dot, which stays round when the drawing is
-        # widened
+        # The dot is a line of length 0 with round caps: it stays round when the drawing is widened.
         parts.append(stroke(mean.mean, mean.mean, "dot", y1=10, y2=10))
     box = f"0 0 {_DOTS_WIDTH} 20"
     return el("svg", *parts, viewBox=box, preserveAspectRatio="none", aria_hidden="true")
@@ -386,11 +385,11 @@ def _draw_heat_map(heat_map: HeatMap) -> Markup:
         cells = [el("th", plain(level, 40), scope="row", class_="text")]
         for figure in figures:
             shade = "soft"
-            if math.isfinite(figure):  # the style sheet has shades 1 to 9
+            if math.isfinite(figure):  # the style sheet has the classes shade-1 to shade-9
                 shade = f"shade-{1 + round(8 * heat_map.share(figure))}"
             cells.append(el("td", heat_map.text(figure), class_=shade))
         rows.append(el("tr", *cells))
-    # the title ends with a remark on the sign of the best cell, after a semicolon
+    # after a semicolon, the title has a remark on the sign that marks the best cell
     title, _, sign_remark = heat_map.title.partition("; ")
     remark = f" the bluer the better, {sign_remark}; across: {frame.columns.name}"
     caption = el("caption", el("strong", title), el("small", remark))

@@ -6,17 +6,20 @@ from dataclasses import dataclass
 
 from matplotlib.ticker import MaxNLocator
 
-_STEPS = (1.0, 2.0, 5.0)  # digits of the ticks of a logarithmic axis
-# digits if ``_STEPS`` give fewer than ``_LEAST_TICKS`` ticks
+_STEPS = (1.0, 2.0, 5.0)  # ticks of a logarithmic axis are these numbers times powers of 10
+# numbers that replace ``_STEPS`` if they give fewer than ``_LEAST_TICKS`` ticks
 _CLOSE_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-_LEAST_TICKS = 3  # least count of ticks of a logarithmic axis
+_LEAST_TICKS = 3
 
 
 @dataclass(frozen=True)
 class Axis:
     """Axis of a drawing in a report, which converts values to positions and chooses the ticks.
 
-    It goes from ``low`` to ``high``. If ``is_log``, it is logarithmic, and both ends are positive.
+    Attributes:
+        low: value at the begin of the axis.
+        high: value at the end of the axis, at least ``low``.
+        is_log: whether the axis is logarithmic; ``low`` and ``high`` then have to be positive.
     """
 
     low: float
@@ -26,7 +29,8 @@ class Axis:
     def share(self, value: float) -> float:
         """Return the relative position of a value on the axis: 0 at ``low``, 1 at ``high``.
 
-        It is 0.5 if both ends are equal.
+        A value beyond an end of the axis has a position below 0 or above 1. If ``low`` and ``high``
+        are equal, the position is 0.5.
         """
         low = self.low
         high = self.high
@@ -39,11 +43,13 @@ class Axis:
         return (value - low) / (high - low)
 
     def clipped_share(self, value: float) -> float:
-        """Return the position of a value (0..1); values beyond an end are at that end."""
+        """Return the relative position of a value (0..1); a value beyond an end is at this end."""
         return self.share(min(max(value, self.low), self.high))
 
     def ticks(self, most: int) -> list[float]:
-        """Return round values between the ends, such as 0, 20 and 40, to be labelled.
+        """Return the values that are labelled on the axis: round numbers such as 0, 20 and 40.
+
+        If ``low`` and ``high`` are equal, the result is this one value.
 
         Args:
             most: greatest count of values, approximately.

@@ -22,14 +22,14 @@ from fedsim.common.arrays import AnyArray, Floats
 from fedsim.common.round_words import counted
 from fedsim.records.reading import RunFolder
 
-AT_ONCE = 8  # most lines that are visible at first
-_BANDS = 3  # most visible lines with a band each; of more, the line at the pointer has one
+AT_ONCE = 8  # greatest count of lines that are visible at first
+_BANDS = 3  # if more lines than this are visible, only the line at the pointer has its band
 _POINTS = 241  # points per line in the chart
-_REACH = 6  # points to each side over which a smoothed line is the mean: 2.5 % of the axis
-# A chart opens with smoothed lines if the sum of a line's ups and downs, divided by the range of
-# its values, exceeds this in the median.
+_REACH = 6  # a smoothed point is a mean over itself and 6 points on each side, 2.5 % of the axis
+# The chart opens with smoothed lines if the median of this ratio over the lines exceeds 1.5: the
+# sum of a line's ups and downs, divided by the range of its values.
 _NOISY = 1.5
-_TABLE_POINTS = 8  # most values per line in the table
+_TABLE_POINTS = 8  # approximate limit of the values per line in the table
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
 _SEEDS = (
     "Lines are means over seeds; a line ends when the first of its runs ends. The band of a line "
@@ -53,6 +53,9 @@ class _ChartLine(TypedDict):
 
 def chart(series: Sequence[Series]) -> list[Markup]:
     """Return the interactive chart of a report: curves of all series, with a table.
+
+    Args:
+        series: the lines of the chart; a series has the runs of a variant or scenario over seeds.
 
     Returns:
         Heading, figure and table; empty if no round was evaluated.
@@ -181,7 +184,8 @@ def _toolbar(axes: Sequence[CurveAxis], line_count: int, *, is_noisy: bool) -> M
     """
     options = [el("option", axis.label, value=index) for index, axis in enumerate(axes)]
     against = el("label", "against ", el("select", *options))
-    choices = [("all", line_count), ("none", 0)]  # text of a button, and count of lines it shows
+    # text of each button, and count of lines that are visible after a click on it
+    choices = [("all", line_count), ("none", 0)]
     if line_count > AT_ONCE:
         choices.insert(0, (f"the best {AT_ONCE}", AT_ONCE))
     buttons = [el("button", text, type="button", data_show=most) for text, most in choices]

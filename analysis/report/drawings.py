@@ -15,19 +15,22 @@ from fedsim.common.round_words import common_word
 from fedsim.records.reading import RunFolder
 
 _ALMOST_WHITE = 250  # colour component (0..255) above which it becomes 255
-_DPI = 100  # 13 inches are 1,300 pixels, the greatest width at which the style sheet shows them
+_DPI = 100  # most pictures are 13 inches wide: 1,300 pixels, which fit into the page
 _SMALL = 760  # width of a picture (pixels) below which it is never enlarged
 _OVER_SEEDS = ("energy", "traffic-purposes")
-_IN_CHART = ("costs", "accuracy")  # pictures of several runs that the chart replaces
+_IN_CHART = ("costs", "accuracy")  # pictures that the interactive chart of several runs replaces
 
 
 def key_picture(run: RunFolder) -> str:
-    """Return the name of a run's main picture: ``accuracy``, or ``traffic`` without learning."""
+    """Return the name of a run's main picture.
+
+    The picture is ``accuracy``, or ``traffic`` if no round was tested.
+    """
     return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 
 def draw_key_picture(run: RunFolder) -> Markup | None:
-    """Return the main picture of a run as an HTML ``figure``; None if it does not apply."""
+    """Return the main picture of a run as an HTML ``figure``; None if there is no data for it."""
     name = key_picture(run)
     return draw(name, run if name in OF_ONE else [run])
 
@@ -64,8 +67,8 @@ def draw_series(
     """Yield pictures that may show several runs, each folded: a click on its heading shows it.
 
     On a page of several runs the pictures compare the runs; on a page of a single run they show
-    this run. Both arguments have the same runs, grouped in two ways, as some pictures draw a mean
-    over seeds and others draw each run.
+    this run. ``single_run_series`` and ``series`` have the same runs in different groups, as some
+    pictures draw each run, and others draw means over seeds.
 
     Args:
         single_run_series: the runs for pictures that draw each run: a series for each run.
@@ -128,8 +131,8 @@ def fold(
 
     Args:
         title: heading of the part, which is always visible.
-        content: elements of the part; None is left out.
-        level: level of the heading.
+        content: HTML elements of the part; None is left out.
+        level: level of the heading, such as 2 for ``h2``.
         anchor: id of the part; None for no id.
         about: words on the content, beside the heading.
         is_open: whether the part is open at first.
@@ -141,14 +144,15 @@ def fold(
 
 
 def draw(name: str, source: RunFolder | Sequence[RunFolder], *series: object) -> Markup | None:
-    """Return a picture as an HTML ``figure`` with its caption; None if it does not apply.
+    """Return a picture as an HTML ``figure`` with its caption; None if there is no data for it.
 
     The picture is a PNG of 128 colours, which has a quarter of the size of a full PNG.
 
     Args:
-        name: name of the picture, as in ``pictures``.
-        source: the run or the runs.
-        series: the same runs as series, if the function of the picture has this argument.
+        name: name of the picture: a key of ``pictures.OF_ONE`` or ``pictures.OF_SEVERAL``.
+        source: the run for a picture in ``OF_ONE``; a list of runs for a picture in ``OF_SEVERAL``.
+        series: nothing, or one list: the same runs in groups that are drawn as a line or bar each.
+            By default the function of the picture groups the runs.
     """
     kind: PictureKind = (OF_ONE | OF_SEVERAL)[name]
     try:

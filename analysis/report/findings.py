@@ -11,13 +11,15 @@ from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
 from fedsim.world.meters.energy import PHASES
 
-_LONG_RATIO = 1.2  # ratio to the median duration above which a round is a finding
+_LONG_RATIO = 1.2  # the longest round is a finding if it exceeds this multiple of the median
 
-Finding = tuple[str, str]  # sentence, anchor
+Finding = tuple[str, str]  # sentence, and HTML id of the part of the page that shows more
 
 
 def find_in_series(all_series: Sequence[Series], *, is_over: bool) -> str | None:
-    """Return a sentence on the shares of bytes that were wasted; None if no bytes moved.
+    """Return a sentence on the wasted share of each run's bytes: the least and the greatest share.
+
+    The result is None if no bytes moved.
 
     Args:
         all_series: the variants or scenarios, each with its runs.
@@ -44,10 +46,10 @@ def find_in_series(all_series: Sequence[Series], *, is_over: bool) -> str | None
 
 
 def find_in_run(run: RunFolder) -> list[Finding]:
-    """Return the findings on one run: pairs of a sentence and an anchor of the page.
+    """Return the findings on one run: pairs of a sentence, and the HTML id of the part on it.
 
-    Sentences are on the last test, wasted bytes, the longest round, lost updates and energy. The
-    anchor is the id of the part of the page that shows more.
+    The sentences are about the last test, wasted bytes, the longest round, selected clients without
+    an update that counts, and energy. A sentence that does not apply is left out.
     """
     sentences = (
         (_final_figures(run), "summary"),

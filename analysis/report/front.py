@@ -12,7 +12,7 @@ from fedsim.lab.compare.ranking import Ranking
 
 _WIDTH = 400
 _HEIGHT = 244
-_LEFT = 44  # width left of the drawing, for the ticks' texts
+_LEFT = 44  # width for the ticks' texts at the left of the drawing
 _RIGHT = _WIDTH - 8
 _TOP = 24
 _BOTTOM = _HEIGHT - 36
@@ -36,8 +36,8 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
     The variants on the front, and a few variants close to the front, have numbers.
 
     Args:
-        front: the Pareto front, and all variants.
-        colours: index of a variant's line -> its colour.
+        front: costs of all variants, and the variants that are on the Pareto front.
+        colours: index of a variant -> its CSS colour.
     """
     x_axis = _CostAxis.of(front.first, [point.first for point in front.points])
     y_axis = _CostAxis.of(front.second, [point.second for point in front.points])

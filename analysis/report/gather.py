@@ -15,8 +15,8 @@ from fedsim.lab.compare.table import Comparison
 from fedsim.lab.reading.study_folder import is_study, read_index
 from fedsim.records.reading import RunFolder
 
-MOST_SHOWN = 6  # most runs with a timeline, and tables of rounds and devices
-MOST_DRAWN = 2  # most runs with pictures, which take a second or two each
+MOST_SHOWN = 6  # greatest count of runs with a timeline, and tables of rounds and devices
+MOST_DRAWN = 2  # greatest count of runs with pictures, as a picture takes a second or two
 
 
 class DetailedRun(NamedTuple):
@@ -42,8 +42,9 @@ class Subject:
     Attributes:
         comparison: comparison of the lines.
         names: names of the lines.
-        order: indices of the lines, the best first; unranked lines follow in their order.
-        runs: finished runs of all lines.
+        order: indices of the lines, the best first; lines without a rank are at the end.
+        runs: runs of all lines: the finished runs of studies, and runs that were given as folders,
+            finished or not.
         detailed: runs that the page shows in detail: the first run of each line, the best line
             first, then the second run of each line, and so on.
         title: title of the report.
@@ -65,7 +66,10 @@ class Subject:
 
     @property
     def series(self) -> list[Series]:
-        """Series of runs over seeds, one for each line that has runs, the best first."""
+        """Runs of each line (variant or scenario) as a series over seeds, the best line first.
+
+        Lines without runs are left out.
+        """
         series = []
         for rank, index in enumerate(self.order):
             runs = self.lines[index].runs
@@ -87,7 +91,7 @@ class Subject:
 
 
 class NothingDoneError(RunFolderError):
-    """Error that no run of a study is done yet."""
+    """Error that a report has no run to show, as no run of its studies is done yet."""
 
 
 def gather(paths: Sequence[str | Path]) -> Subject:
@@ -97,10 +101,10 @@ def gather(paths: Sequence[str | Path]) -> Subject:
         paths: folders of runs and studies.
 
     Raises:
-        NothingDoneError: no run of a study is done.
+        NothingDoneError: all folders are studies, and none of their runs is done.
         RunFolderError: a folder is neither a run nor a study, or is damaged.
     """
-    compared = read_lines(paths).begun()  # a run that has begun may still be unfinished
+    compared = read_lines(paths).begun()  # without lines of which no run has begun
     finished_runs: list[RunFolder] = []
     for line in compared.lines:
         finished_runs += line.runs
@@ -150,7 +154,7 @@ def _choose_runs(
     for run_index in range(most_runs):
         for line_index in order:
             line = lines[line_index]
-            if run_index >= len(line.runs):  # the line has fewer runs than others
+            if run_index >= len(line.runs):  # other lines have more runs
                 continue
             run = line.runs[run_index]
             name = names[line_index]
@@ -164,8 +168,8 @@ def title(studies: Sequence[Path], runs: Sequence[RunFolder]) -> str:
     """Return the title of a report: the name of the first study, or of the first scenario.
 
     Args:
-        studies: folders of the studies.
-        runs: the runs; needed if there is no study.
+        studies: folders of the studies; may be empty.
+        runs: the runs, whose scenarios are named if there is no study; may otherwise be empty.
     """
     titles = [plain(title_of(path), 80) for path in studies]
     if not titles:

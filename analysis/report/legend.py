@@ -24,7 +24,7 @@ _SIGNS = {
     "move": ("M10 1 V12", "moves to another group"),
     "split": (_DIAMOND, "splits its data"),
 }
-# edge and fill colour of signs that are not black
+# kind of a sign that is not black -> colours of its edge and its interior
 _SIGN_COLOURS = {
     "left": (palette.PURPLE, palette.PURPLE),
     "shift": ("#000000", "#ffffff"),
@@ -33,7 +33,7 @@ _SIGN_COLOURS = {
 
 
 def step_colours(timelines: Sequence[TimelineData]) -> dict[str, str]:
-    """Return the colour of each kind of step that occurs in the timelines."""
+    """Return the colour of each kind of step, such as ``train``, that occurs in the timelines."""
     return palette.step_colours(kind for data in timelines for kind in data.kinds)
 
 
@@ -54,7 +54,7 @@ def timeline_legend(timelines: Sequence[TimelineData]) -> Markup:
         ]
         entries.append((_icon(*tints), "in a group, each its colour"))
     entries.append((_swatch(palette.OUTCOMES["done"]), "devices at work"))
-    if _has(timelines, "wasted_value", least=1e-9):  # more than 0 devices
+    if _has(timelines, "wasted_value", least=1e-9):  # the count of devices is above 0 at some time
         entries.append((_swatch(palette.VERMILLION), "devices whose work is wasted"))
     items = [el("li", swatch, text) for swatch, text in entries]
     return join(el("ul", *items, class_="key", aria_label="Colours and signs"), asset("help.html"))
@@ -74,7 +74,8 @@ def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 def _message_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
     """Return legend entries for messages outside of tasks: sent ones are above received ones."""
-    # step whose colour is used, text, value in the column ``message_sent``, top of the bar
+    # each direction: step whose colour the bar has, text, value in the column ``message_sent``,
+    # and top of the bar (SVG units)
     directions = (("upload", "message sent", 1, "5"), ("download", "message received", 0, "9"))
     entries = []
     for step, text, is_sent, top in directions:

@@ -19,7 +19,8 @@ class LiveReport(NamedTuple):
         page: the page as HTML.
         title: title of the page.
         says: line of text on how far the runs are.
-        is_over: whether all runs are done.
+        is_over: whether the report is final: all runs of the studies are done, and no other run is
+            still running.
     """
 
     page: str
@@ -31,7 +32,7 @@ class LiveReport(NamedTuple):
 def read_live(paths: Sequence[Path]) -> LiveReport:
     """Build the page of runs and studies as they are now.
 
-    Before the first run of a study is done, the page has the study's progress alone.
+    Until a run is done, the page of studies shows only their progress.
 
     Args:
         paths: folders of runs and studies.
@@ -41,10 +42,10 @@ def read_live(paths: Sequence[Path]) -> LiveReport:
     """
     planned = progress.read_progress(paths)
     section = progress.section(planned)
-    state = progress.in_words(planned) if planned else ""  # state of the studies' runs
+    state = progress.in_words(planned) if planned else ""  # empty if no folder is a study
     try:
         subject = gather(paths)
-    except NothingDoneError:  # only studies, of which no run is done
+    except NothingDoneError:  # all folders are studies, and none of their runs is done
         name = f"Live: {title([path for path in paths if is_study(path)], ())}"
         return LiveReport(build_progress(name, section), name, state, is_over=False)
     is_over = progress.is_over(planned)

@@ -12,7 +12,7 @@ import numpy as np
 from fedsim.common.arrays import AnyArray
 from fedsim.common.harmless import clean, harmless
 
-_LONGEST = 200  # most characters of a text from a scenario; the middle of longer texts is left out
+_LONGEST = 200  # characters of a text from a scenario; the middle of longer texts is left out
 
 
 class Markup(str):
@@ -22,7 +22,10 @@ class Markup(str):
 
 
 def asset(name: str) -> Markup:
-    """Return the text of a file of the report, such as a script, as HTML that is not escaped."""
+    """Return the content of a file in the report's folder ``assets``, such as a script.
+
+    The content counts as HTML: ``el`` and ``join`` do not escape it.
+    """
     packaged = resources.files("fedsim.analysis.report").joinpath("assets", name)
     return Markup(packaged.read_text(encoding="utf-8").rstrip("\n"))
 
@@ -31,7 +34,7 @@ def el(tag: str, *children: str | None, **attributes: object) -> Markup:
     """Return an HTML element.
 
     Args:
-        tag: tag of the element.
+        tag: name of the element, such as ``div``.
         children: content of the element. Texts are escaped, and None is left out.
         attributes: attributes of the element. A trailing underscore of a name is removed, and
             other underscores become hyphens (``class_``, ``aria_label``). True gives an attribute
@@ -79,11 +82,11 @@ def plain(text: object, most: int = _LONGEST) -> str:
 def data_block(name: str, value: object) -> Markup:
     """Return a ``script`` element with a value as JSON, for the page's scripts.
 
-    Texts in the value are escaped, so that none of them can end the element early.
+    The function escapes all texts in the value, so that they cannot end the element early.
 
     Args:
         name: id of the element.
-        value: value that JSON can represent.
+        value: the value, of types that JSON has; numbers are finite.
     """
     text = json.dumps(harmless(value), separators=(",", ":"), allow_nan=False)
     text = text.replace("<", "\\u003c")

@@ -23,7 +23,7 @@ from fedsim.version import __version__
 
 ENDINGS = (".html", ".htm")
 _MOST_FINDINGS = 6
-_LONGEST = 100  # greatest length of the folder's name in the report's file name
+_LONGEST = 100  # greatest length of NAME in the default file name ``NAME.report.html``
 SCRIPTS = (
     "clock",
     "columns",
@@ -45,15 +45,16 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
 
     Args:
         paths: folders of runs and studies.
-        out: the file; by default beside the first folder.
+        out: path of the HTML file; by default ``NAME.report.html`` beside the first folder, whose
+            name is NAME.
 
     Returns:
-        The file.
+        Path of the file.
 
     Raises:
-        PictureError: the name of ``out`` has no ending of HTML.
-        RunFolderError: a folder is neither a run nor a study or is damaged, or the file cannot
-            be written, or lies in a run.
+        PictureError: the name of ``out`` ends in neither ``.html`` nor ``.htm``.
+        RunFolderError: a folder is neither a run nor a study, or is damaged; no run of the studies
+            is done; or ``out`` is a folder, lies within a run folder, or cannot be written.
     """
     folders = [Path(path) for path in paths]
     target = default_out(folders[0]) if out is None else Path(out)
@@ -80,12 +81,12 @@ def default_out(folder: Path) -> Path:
 
 
 def build(subject: Subject, *, live: bool = False, progress: Markup | None = None) -> str:
-    """Build the page as HTML.
+    """Build the HTML page of a report.
 
     Args:
-        subject: the runs of the report.
+        subject: runs of the report, and their comparison.
         live: whether runs may be unfinished; the title then begins with "Live".
-        progress: section on the progress of unfinished studies, shown first; None for none.
+        progress: section on the progress of unfinished studies, shown first; None for no section.
     """
     is_comparison = len(subject.runs) > 1
     parts: list[Markup | None] = [progress]
@@ -123,11 +124,11 @@ def _parts_of_several(subject: Subject) -> Iterator[Markup]:
 
 
 def build_progress(title: str, progress: Markup | None) -> str:
-    """Build the page of studies of which no run is done yet, as HTML.
+    """Build the HTML page for studies that have no finished run yet.
 
     Args:
         title: title of the page.
-        progress: section on the progress of the studies.
+        progress: section on the progress of the studies; None for a page without content.
     """
     return _frame(title, join(el("header", el("h1", title)), el("main", progress)))
 
@@ -192,7 +193,7 @@ def _about(subject: Subject, is_comparison: bool) -> str:
     names = []
     for kind in dict.fromkeys(str(run.summary["strategy"]) for run in subject.runs):
         name = strategy_name(kind)
-        if not name:  # a strategy of the user has the name of its class
+        if not name:  # a strategy of the user; the name of its class is shown
             name = plain(kind.rpartition(":")[2], 60)
         names.append(name)
     strategies = ", ".join(names)

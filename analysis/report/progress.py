@@ -15,10 +15,14 @@ from fedsim.lab.reading.study_folder import IndexedRun, is_study, read_index
 from fedsim.records.folder import SCENARIO
 from fedsim.records.reading import RunFolder
 
-_MOST_AT_WORK = 12  # most runs at work that are listed
+_MOST_AT_WORK = 12  # the table lists at most this count of runs at work
 
 StudiedState = Literal["done", "at work", "begun", "not begun", "ended early"]
-"""``begun`` has no tables yet; ``ended early`` has failed, or was interrupted."""
+"""State of a run of a study.
+
+``begun``: the run has started, and has not written any tables yet. ``ended early``: the run has
+failed, or was interrupted.
+"""
 
 
 class StudiedRun(NamedTuple):
@@ -29,7 +33,7 @@ class StudiedRun(NamedTuple):
         seed: seed of the run.
         state: ``done``, ``at work``, ``begun`` (without tables yet), ``not begun``, or ``ended
             early`` (failed or interrupted).
-        summary: newest summary of the run; empty before the run's first tables.
+        summary: newest summary of the run; empty until the run has written its first tables.
     """
 
     line: str
@@ -61,7 +65,7 @@ def _read_run(line: str, study: Path, run: IndexedRun) -> StudiedRun:
     """Read state and summary of a run of a study, whose files may be missing or incomplete."""
     folder = study / run.folder
     summary: RecordData = {}
-    with suppress(RunFolderError):  # no tables yet, or the run replaces its files
+    with suppress(RunFolderError):  # the run has no tables yet, or is just replacing its files
         summary = RunFolder(folder).summary
     state: StudiedState = "not begun"
     if summary.get("status") == "done":
@@ -76,7 +80,11 @@ def _read_run(line: str, study: Path, run: IndexedRun) -> StudiedRun:
 
 
 def in_words(runs: Sequence[StudiedRun]) -> str:
-    """Return a sentence on how many runs of a study are done, and how many are active."""
+    """Return the counts of runs by state as text, such as "3 of 8 runs are done, 2 at work".
+
+    Args:
+        runs: all planned runs of the studies.
+    """
     states = [run.state for run in runs]
     text = f"{states.count('done'):,} of {len(runs):,} runs are done"
     if len(runs) == 1:

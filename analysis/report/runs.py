@@ -27,10 +27,10 @@ from fedsim.records.live import RUNNING
 from fedsim.records.reading import RunFolder
 from fedsim.world.meters.energy import PHASES
 
-_MOST_LANES = 3000  # most lanes of the visible timelines, which are drawn together
-_MOST_STEPS = 1_000_000  # most steps of all timelines, which limits the size of the page
-_THIN_LANES = 260  # lanes that have two pixels each in a timeline's 520
-MOST_VISIBLE = 2  # most timelines that are visible at a time
+_MOST_LANES = 3000  # greatest count of lanes (a device each) in the visible timelines together
+_MOST_STEPS = 1_000_000  # greatest count of steps in all timelines, to limit the page's size
+_THIN_LANES = 260  # with more lanes, a lane has less than 2 of the 520 pixels of a timeline
+MOST_VISIBLE = 2  # greatest count of timelines that are visible at a time
 
 
 def headline_figures(run: RunFolder) -> Markup:
@@ -137,11 +137,12 @@ def _energy_figures(run: RunFolder, measured: Values) -> Iterator[tuple[str, str
 
 
 def timelines(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
-    """Yield the timelines of runs: the work of each device over time.
+    """Yield the timelines of runs (the work of each device over time), with legend and controls.
 
     Args:
-        entries: the runs.
-        total: count of runs of the report, shown or not, which the chooser of runs names.
+        entries: the runs that have a timeline, the best first; at least one.
+        total: count of all runs of the report, with or without a timeline. A text beside the lists
+            from which the reader chooses runs has this count.
     """
     visible = min(len(entries), MOST_VISIBLE)
     most_lanes = _MOST_LANES // visible
@@ -254,6 +255,8 @@ def _run_list(name: str, entries: tuple[DetailedRun, ...], selected: int) -> Mar
 def details(index: int, entry: DetailedRun, is_comparison: bool) -> Iterator[Markup]:
     """Yield details of a run, each folded: pictures, and tables of devices and rounds.
 
+    Only the first two runs of the page have pictures.
+
     Args:
         index: index of the run on the page, from 0.
         entry: the run.
@@ -276,7 +279,7 @@ def details(index: int, entry: DetailedRun, is_comparison: bool) -> Iterator[Mar
             continue
         summary, table = summary_and_table
         content = table
-        if is_comparison:  # the page inserts the details when the reader opens them
+        if is_comparison:  # stored compressed; a script inserts the table when the reader opens it
             content = el("div", data_html=deflated(table.encode()))
         yield fold(summary, content, level=level, anchor=f"{name}-{index}")
 

@@ -21,8 +21,8 @@ from fedsim.lab.compare.lines import ComparedLine
 from fedsim.records.reading import RunFolder
 from fedsim.running.overrides import Tables
 
-_MOST_CHARACTERS = 3000  # most characters of a paragraph on the scenario
-_LONG_ABOUT = 200  # characters of a study's description above which it is folded
+_MOST_CHARACTERS = 3000  # greatest length of a paragraph on the scenario; the rest is left out
+_LONG_ABOUT = 200  # a study's description with more characters than this is folded
 _IMPORTANT_KEYS = (
     *("seed", "learning", "population.devices", "population.host.", "strategy.clients_per_round"),
     *("strategy.local_epochs", "strategy.deadline", "stop."),
@@ -40,7 +40,7 @@ def in_short(entry: DetailedRun) -> Markup:
 
 
 def scenario(run: RunFolder) -> Markup:
-    """Return the folded part of the page with a run's scenario."""
+    """Return a folded part of the page: a summary of a run's scenario, and the whole scenario."""
     about = "its kinds and sizes, and the file with every default"
     return fold("Scenario", *_scenario(run), anchor="scenario", about=about)
 
@@ -81,7 +81,10 @@ def _scenario_in_short(scenario: Tables) -> str:
 
 
 def answer(subject: Subject) -> Markup:
-    """Return the first section of a report on several runs: the best variants, and their leads."""
+    """Return the first section of a report on several runs: which variants are best, by how much.
+
+    Before the answer are remarks on unfinished runs and the descriptions of the studies.
+    """
     lines = subject.lines
     colours = {}
     for rank, line_index in enumerate(subject.order):
@@ -127,7 +130,7 @@ def _unfinished(subject: Subject) -> Iterator[Markup]:
         if not detailed.run.is_done:
             names.append(f"{detailed.name} ({plain(detailed.run.summary['status'], 30)})")
     undone_count = sum(not run.is_done for run in subject.runs)
-    if undone_count > len(names):  # runs that are not shown in detail have no name here
+    if undone_count > len(names):  # only runs that are shown in detail have names on the page
         names.append(f"{undone_count - len(names)} more")
     if names:
         text = f"Not done: {', '.join(names)}. The figures of such a run are those so far."
@@ -173,7 +176,7 @@ def _draw_compared_runs(subject: Subject) -> list[Markup]:
 
 def _compare_scenarios(subject: Subject) -> Markup:
     """Return a folded part: the first variant's scenario, and the keys in which variants differ."""
-    examples = []  # the first detailed run of each line that has one
+    examples = []  # for each line (variant) with a detailed run, the first such run
     for line in subject.lines:
         runs_of_line = [detailed for detailed in subject.detailed if detailed.line is line]
         examples += runs_of_line[:1]

@@ -18,9 +18,10 @@ from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
 NOTHING = "\N{EN DASH}"
-_SHORT = 14  # most characters of a text that is never broken into lines
+_SHORT = 14  # a text of at most this count of characters is never broken into lines
 _MOST_DEVICES = 200
-_MOST_ROUNDS = 60  # most rows; more rounds are thinned, with the best and the last kept
+# if a run has more rounds, only every n-th round has a row, besides the best and the last round
+_MOST_ROUNDS = 60
 _FEW_DIFFERENCES = 8
 _MOST_DIFFERENCES = 60
 
@@ -51,7 +52,7 @@ def grid(
     Args:
         heads: heads of the columns.
         rows: cells of each row; the first cell is the head of the row.
-        is_text: whether a column has texts instead of numbers, for each column.
+        is_text: for each column, whether the column has texts instead of numbers.
         caption: caption of the table; None for no caption.
     """
     looks = ["text" if text else None for text in is_text]
@@ -88,12 +89,12 @@ def _draw_cell(cell: str | TableCell, look: str | None, *, heads_row: bool) -> M
 
 
 def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
-    """Yield a table of a comparison as one HTML table per topic, such as time, and its notes.
+    """Yield a comparison in HTML: a table for each topic, such as time, and then the notes.
 
     Args:
-        table: the table.
-        order: indices of the rows in the order to show. If it does not have all rows, they are
-            shown in their own order.
+        table: the compared figures of all topics, in columns.
+        order: indices of the rows in the order to show. If an index is missing, the rows keep the
+            order of ``table``.
     """
     count = len(table.columns[0].cells)
     if len(order) != count:
@@ -107,7 +108,7 @@ def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
 
 
 def of_columns(columns: Sequence[ComparedColumn], order: Sequence[int]) -> Markup:
-    """Return columns of a comparison's table as one HTML table.
+    """Return one HTML table with columns of a comparison, such as all columns on a topic.
 
     Args:
         columns: the columns.
@@ -132,7 +133,7 @@ _ENDINGS = {
     "memory": "no room",
     "stopped": "cut off",
 }
-# head, key in the rows, and function that formats a value
+# column of a table: its head, key of its values in the rows, and function that formats a value
 _TableColumn = tuple[str, str, Callable[[Any], str]]
 _OPTIONAL_DEVICE_COLUMNS: tuple[_TableColumn, ...] = (
     ("last group", "group", "{:.0f}".format),
@@ -143,7 +144,9 @@ _OPTIONAL_DEVICE_COLUMNS: tuple[_TableColumn, ...] = (
 
 
 def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
-    """Return a table of the work and waste of each device that worked, most waste first.
+    """Return a table of the work and wasted work of devices, the most wasted work first.
+
+    Each device that worked has a row; of more than 200 devices, the first 200 have one.
 
     Args:
         run: the run.
@@ -159,7 +162,7 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     endings = [name for name in _ENDINGS if rows[name].any()]
     columns: list[_TableColumn] = [("speed (samples/s)", "speed", "{:.3g}".format)]
     counts = ["tasks", *endings]
-    if rows["samples"].any():  # all are 0 if an app brings its own data
+    if rows["samples"].any():  # all counts are 0 if a Flower app brings its own data
         counts.insert(0, "samples")
     for name in counts:
         head = _ENDINGS.get(name, name)
@@ -200,7 +203,8 @@ def _summarise_devices(rows: pd.DataFrame, wasted: Sequence[str]) -> str:
     wasteful = int((rows[during_run].sum(axis=1) > 0).sum())
     if wasteful:
         text += f", {wasteful:,} of them with a task that was wasted"
-    if "stopped" in wasted:  # counted apart: in gossip most devices have an open task at the end
+    # counted separately: in gossip, most devices have an open task when the run ends
+    if "stopped" in wasted:
         cut_off = int((rows["stopped"] > 0).sum())
         text += f", {cut_off:,} of them with a task cut off by the end of the run"
     return text
@@ -251,7 +255,9 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
         Columns:
 
         - ``device``, ``speed``, ``samples`` and other columns of ``devices.parquet``;
-        - ``tasks``: count of tasks, and a column with the count for each outcome but ``done``;
+        - ``tasks``: count of tasks;
+        - ``late``, ``lost``, ``left``, ``battery``, ``memory``, ``stopped``: count of tasks with
+          this outcome;
         - ``worked_s``: time of the steps of the device's tasks (s);
         - ``wasted_s``: time of steps of tasks whose work was not used (s);
         - ``share``: share of ``wasted_s`` in ``worked_s`` (0..1);
@@ -276,8 +282,8 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
 def wasted_outcomes(run: RunFolder) -> tuple[str, ...]:
     """Return the outcomes of tasks whose work counts as wasted, such as ``late``.
 
-    ``stopped``, the outcome of a task that is open when the records end, is among them only if the
-    run is done.
+    The outcome ``stopped`` of tasks that are open when the records end is returned only if the run
+    is done.
     """
     outcomes = tuple(_ENDINGS)
     return outcomes if run.is_done else tuple(name for name in outcomes if name != "stopped")
@@ -319,7 +325,8 @@ _HEADS_OF_MEASURES = {
 def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     """Return a table of times, clients, bytes and test results by round.
 
-    Of more than 60 rounds, some are shown, among them the best and the last.
+    Of more than 60 rounds, some are shown, among them the round with the best accuracy and the
+    last round.
 
     Args:
         run: the run.
@@ -378,7 +385,14 @@ def _round_columns(run: RunFolder) -> list[_TableColumn]:
 
 
 def without_paths(value: Any) -> Any:
-    """Return a scenario, or a part of it, without the paths of folders on the run's machine."""
+    """Return a scenario without the folders of the machine on which the run was computed.
+
+    Keys ``root`` are left out. Of another text that begins like a path, only the part after the
+    last slash is kept.
+
+    Args:
+        value: the scenario as nested dicts and lists, or a part of it.
+    """
     if isinstance(value, dict):
         return {key: without_paths(item) for key, item in value.items() if key != "root"}
     if isinstance(value, list):
@@ -397,7 +411,8 @@ def compare_scenarios(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup
         names: names of the runs.
 
     Returns:
-        The table; None if the scenarios are the same.
+        The table, of at most 60 keys; None if the scenarios differ in nothing but their names and
+        folders.
     """
     scenarios = [flatten(without_paths(run.scenario)) for run in runs]
     keys = _differing_keys(scenarios)

@@ -1,7 +1,8 @@
 """The interactive timeline of the page: arrays for ``lanes.js``, and controls.
 
-Each lane is a device, with its steps in order of time. A step is its gap to the step before and its
-length, in whole ticks. These are small integers, which compress well.
+Each lane is a device, with its steps in order of time. For a step, the arrays have the gap to the
+step before and the step's length, in ticks (the unit of time). These are small integers, which
+compress well.
 """
 
 import html
@@ -28,14 +29,15 @@ from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
 OUTCOMES = tuple(palette.OUTCOMES)
-MARKED = (*MARKS, "split")  # kinds of marks; the column ``mark_kind`` has indices into this
+MARKED = (*MARKS, "split")  # kinds of marks; the column ``mark_kind`` has indices of this tuple
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 _TICK_S = 1e-4  # usual length of a tick (s), as precise as a time on the screen
 _LEAST_TICKS = 2**20  # least count of ticks in a run; a short run has shorter ticks
-_MOST_TICKS = 2**31  # most ticks in a run, to fit times into 32 bits; a long run has longer ticks
-_MOST_MESSAGES = 20_000  # most messages between devices in a timeline; of more, a part is drawn
-_POINTS = 16384  # most points of a curve: far more than pixels, so that readers can zoom in
-# by kind of step: names of the fields with the work that was done and the work that was to be done
+# greatest count of ticks in a run, so that times fit into 32 bits; a long run has longer ticks
+_MOST_TICKS = 2**31
+_MOST_MESSAGES = 20_000  # if there are more messages outside of tasks, a part of them is shown
+_POINTS = 16384  # points of a curve, at most: far more than pixels, so that readers can zoom in
+# kind of step -> names of the fields of its record with the work done and the whole work
 _AMOUNTS = {
     "train": ("epochs", "asked"),
     PRE_TRAINING: ("epochs", "asked"),
@@ -49,7 +51,7 @@ LaneSpan = TypeVar("LaneSpan", bound=TimeSpan)
 
 
 class TimelineHeader(TypedDict):
-    """Values of a run that the script which draws its timeline reads from the page, as JSON.
+    """Values about a run, as JSON in the page, for the script that draws the run's timeline.
 
     Attributes:
         tick: length of a tick (s), the unit of all times in the timeline's columns.
@@ -89,8 +91,8 @@ class TimelineData(NamedTuple):
     """Data of a run's timeline on the page.
 
     Attributes:
-        header: values about the run, for JSON.
-        columns: name -> array, for ``markup.pack``.
+        header: values about the run.
+        columns: name -> array with a single dimension, such as the start of each step.
         kinds: kinds of the run's steps. The column ``step`` has indices of this list.
     """
 
@@ -166,14 +168,14 @@ class _ColumnsOfLanes:
         workers = np.array(sorted({step.device for step in steps}), dtype=np.int64)
         if not len(workers):
             return all_devices[:most_lanes]
-        # Fewer devices are shown, so that about ``most_steps`` steps remain if all devices have
-        # equally many.
+        # The count of shown devices gives about ``most_steps`` steps if all devices have equally
+        # many steps.
         share = min(1.0, most_steps / max(1, len(steps)))
         most = min(most_lanes, max(1, int(len(workers) * share)))
         return workers[style.choose_evenly(len(workers), most)]
 
     def arrays(self) -> Columns:
-        """Return all arrays by the names that ``lanes.js`` reads."""
+        """Return all arrays of the timeline, by the names under which ``lanes.js`` reads them."""
         return {
             **self._devices(),
             **self._steps(),
@@ -210,10 +212,10 @@ class _ColumnsOfLanes:
         first_positions = self._first_positions(steps)
 
         def previous(values: AnyArray) -> Ints:
-            """Return for each step the value of the step before it in its lane; 0 if none."""
+            """Return for each step the value of the step before it in the lane; 0 for the first."""
             shifted = np.zeros(len(values), dtype=np.int64)
             shifted[1:] = values[:-1]
-            # the position of an empty last lane is after all steps, and is no index of a step
+            # an empty lane at the end has the count of steps as its position, which is no index
             first_steps = first_positions[first_positions < len(values)]
             shifted[first_steps] = 0
             return shifted
@@ -224,7 +226,7 @@ class _ColumnsOfLanes:
         kinds = [numbers_of_kinds[step.kind] for step in steps]
         outcomes = [_OUTCOME_CODES[step.task_outcome] for step in steps]
         columns: Columns = {
-            "first": first_positions.astype(np.uint32),  # position of each lane's first step
+            "first": first_positions.astype(np.uint32),  # index of each lane's first step
             "gap": (start - previous(end)).astype(np.int32),
             "length": (end - start).astype(np.uint32),
             "step": np.array(kinds, dtype=np.uint16),
@@ -246,7 +248,7 @@ class _ColumnsOfLanes:
     def _rounds(self) -> Columns:
         periods = self.activities.rounds
         accuracy_of_round = {row["round"]: row["accuracy"] for row in self.run.rounds}
-        deadlines = np.zeros(len(periods))  # 0 for a round that reached no deadline
+        deadlines = np.zeros(len(periods))  # time (s); 0 for a round that reached no deadline
         for index, period in enumerate(periods):
             if period.reached_deadline is not None:
                 deadlines[index] = period.reached_deadline
@@ -260,7 +262,7 @@ class _ColumnsOfLanes:
 
     def _critical_path(self) -> Columns:
         steps = critical_steps(self.run)
-        # the page draws no step in lane -1: the step has no device, or its device has no lane
+        # lane -1, which the page does not draw, is for steps without a device or a lane
         lanes = [-1 if step.device is None else self.lanes.get(step.device, -1) for step in steps]
         return {
             "path_lane": np.array(lanes, dtype=np.int32),
@@ -289,7 +291,7 @@ class _ColumnsOfLanes:
 
     def _marks(self) -> Columns:
         """Return lane, time and kind of each mark, such as a move or a split of a device's data."""
-        marks: list[tuple[int, float, int]] = []  # lane, time (s), and index of the kind
+        marks: list[tuple[int, float, int]] = []  # lane, time (s), and index of the mark's kind
         for mark in self.activities.marks:
             if mark.kind in MARKS and mark.device is not None and mark.device in self.lanes:
                 marks.append((self.lanes[mark.device], mark.time, MARKED.index(mark.kind)))
@@ -308,7 +310,7 @@ class _ColumnsOfLanes:
 
         Limits that end after the run are left out.
         """
-        limits: list[tuple[int, float]] = []  # lane, and end (s)
+        limits: list[tuple[int, float]] = []  # lane, and end of the time limit (s)
         for attempt in self.attempts.all:
             limit = attempt.limit
             if limit is None or limit > self.history.end:
@@ -422,7 +424,7 @@ def stage(index: int, name: str, word: str, *, has_groups: bool) -> Markup:
     Args:
         index: index of the run on the page, from 0.
         name: name of the run.
-        word: the run's noun for its rounds.
+        word: the run's noun for its rounds, such as ``round`` or ``version``.
         has_groups: whether the run has groups of devices.
     """
     tint: Markup | str = ""
