@@ -1,4 +1,4 @@
-"""``python -m analysis RUN...``: draws every picture that applies, each beside its run folder."""
+"""``python -m fedsim.analysis RUN...``: draws every picture that applies, each beside its run folder."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -122,4 +122,4 @@ def _split_option(option: str, text: str, allowed: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m analysis")
+    main(prog_name="python -m fedsim.analysis")

@@ -1,4 +1,4 @@
-"""``python -m analysis``; and a run of each family of strategies, in a world where much happens,
+"""``python -m fedsim.analysis``; and a run of each family of strategies, in a world where much happens,
 in every verb and picture.
 """
 
