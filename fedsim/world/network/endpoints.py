@@ -189,7 +189,8 @@ class Endpoints(ABC):
     def layout(self) -> dict[str, Any] | None:
         """Return the shared links and routes, as ``network.json`` of a run folder stores them.
 
-        The result is None if they follow from the scenario's keys, so that no file is needed.
+        The result is None if links and routes follow from the scenario's keys, so that no file is
+        needed.
         """
         return None
 

@@ -289,7 +289,7 @@ class LinkTraces:
         return first_used
 
     def end(self, flow: int) -> None:
-        """Remove a flow that has ended from its links; a link without flows is not followed."""
+        """Remove a flow that has ended; changes of links without flows are no longer reported."""
         for link in self._links_of.pop(flow, ()):
             used = self._used[link]
             del used.flows[flow]
@@ -297,7 +297,7 @@ class LinkTraces:
                 del self._used[link]
 
     def flows_on(self, link: str) -> Collection[int]:
-        """Return the IDs of the flows on a link with a trace."""
+        """Return the IDs of the running flows on a link, which must have a trace and such a flow."""
         return self._used[link].flows
 
     def next_change(self) -> float:

@@ -40,7 +40,7 @@ from fedsim.world.processes.holds import Effects, Hold, Holds
 from fedsim.world.processes.values import DeviceFacts, indices, parse_quantity
 from fedsim.world.steps import Payload, Work
 
-# columns of every record that a process may not set
+# columns of records that fedsim sets itself, and that a process may not set
 _RESERVED = ("kind", "round", "group", "task", "step", "outcome")
 
 
@@ -236,7 +236,7 @@ class World:
         message = processes.take_saved(self._process_id, call)
         if message is None:
             message = processes.messages.send(*route, (payload,), number=None, waited=waited)
-        # saved with the run while under way; it removes itself at its end
+        # a snapshot saves the messages in ``sending``; a message removes itself from it at its end
         sending = Sending(call, processes.messages, message, processes.sending.pop)
         processes.sending[sending] = self._process_id
         return sending
@@ -250,7 +250,7 @@ class World:
         samples: float = 0.0,
         seconds: float | str = 0.0,
     ) -> Activity:
-        """Start a computation on a device, beside its task, which does not get slower.
+        """Start a computation on a device; the task of the device does not get slower.
 
         The computation takes the sum of the times of ``work``, ``samples`` and ``seconds``. Samples
         and FLOPs take time by the device's speed. Jitter, slow phases and ``slow`` change the whole
@@ -305,7 +305,7 @@ class World:
         pace = tasks.computing.paces.get(number, 1.0)
         until = tasks.reachable_until(number)
         duration = tasks.population.working_s(number, Work(samples, work_flops, work_s)) / pace
-        if until <= now:  # lost at once, whatever its end
+        if until <= now:  # the computation is lost immediately, so that its end does not matter
             end = on_grid(now + duration)
         else:  # one epoch stands for the work, so that jitter and slow phases count
             (end,) = tasks.compute.epoch_ends(number, now, duration, 1, math.inf, until)

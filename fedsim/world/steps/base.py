@@ -25,7 +25,12 @@ from fedsim.world.network.flow import Flow
 from fedsim.world.network.flows import Network
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
-"""Cause of a task's early end. A task is ``late`` past its deadline or if it is not needed."""
+"""Cause of a task's early end.
+
+``late``: the deadline is past, or the server does not need the task any more. ``lost``: the device
+has disconnected, or its edge server is lost. ``left``: the device has left for good. ``battery``: its
+battery is flat. ``stopped``: the run has ended. ``memory``: the model does not fit into the memory.
+"""
 Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory", "cancelled"]
 
 
@@ -156,7 +161,7 @@ class StepServices(Protocol):
 
     @property
     def battery_watch(self) -> ChargeWatch:
-        """Part that ends a task when its device's battery is flat."""
+        """Object that ends a task when its device's battery is flat."""
 
     @property
     def running(self) -> Mapping[int, "Task"]:
@@ -185,7 +190,7 @@ class TaskStep:
         name: name of the step in records.
         names: all values of ``name``, if a kind of step has several.
         power: the activity whose power the device draws in addition to idle power: ``compute``,
-            ``receive`` or ``send``; None if it draws idle power alone.
+            ``receive`` or ``send``; None if it draws only idle power.
         direction: direction of the message, ``up`` or ``down``; None if the step sends no message.
     """
 
@@ -259,10 +264,11 @@ def _refuse_unknown_message(step: type[TaskStep]) -> None:
         step: a kind of step.
 
     Raises:
-        ScenarioError: the step has a direction, and a name of no message in this direction.
+        ScenarioError: the step has a direction, and one of its names is not the name of a message in
+            this direction.
     """
     direction = step.direction
-    name = getattr(step, "name", None)  # its own, or inherited
+    name = getattr(step, "name", None)  # the name may be inherited
     names = (name,) if isinstance(name, str) else step.names
     # ``DIRECTIONS``: name of a step that sends a message -> direction of the message
     has_message_names = names and all(DIRECTIONS.get(name) == direction for name in names)
@@ -312,8 +318,10 @@ class Task:
         outcome: ``done`` or the reason of a failure; None before the end.
         process: SimPy process that carries out the steps.
         done: event of the end of the running step, for which the device's ``process`` waits.
-        slot: request for the permission to send a message, if the messages at a time are limited.
-        worker: request for a place to run on the device's host, if hosts have few.
+        slot: request for one of the limited places for messages that are sent at a time; None
+            without a request.
+        worker: request for one of the limited places to run on the device's host; None without a
+            request.
         alarm, disconnection, battery: alarms for the end of a computation, for the time at which the
             device disconnects, and for the next check of its battery.
         fields: entries that each record of the task has: IDs of task, device, round and group.
@@ -398,7 +406,7 @@ class Task:
         return self.begun and self.done is not None and not self.done.triggered
 
     def request(self, name: Literal["slot", "worker"], resource: simpy.Resource) -> bool:
-        """Request a slot or a worker for the task; return whether it is granted at once.
+        """Request a slot or a worker for the task; return whether it is granted immediately.
 
         If not, the task waits in its running step, which ends when the request is granted.
 
@@ -439,7 +447,7 @@ def in_line(
     store this list.
 
     Args:
-        name: ``slot`` (permission to send a message) or ``worker`` (place to run on a host).
+        name: ``slot`` (place for a message that is sent) or ``worker`` (place to run on a host).
         resource: the slots of a direction, or the workers of a host.
         tasks: ID -> each task that has not ended.
     """

@@ -95,7 +95,7 @@ class Train(EpochStep):
         limit = math.inf
         if self.limit is not NO_LIMIT:
             limit = services.computing.limit_of(task, self.limit)
-        # the limit may be slightly early, as its reserve is rounded up
+        # the time that the limit reserves for the upload is rounded up, so the limit may be too early
         slack_s = tie_s(limit) if self.limit.reserves else 0.0
         epoch_s = services.population.training_s(task.device, self.training, task.samples)
         return Plan(epoch_s, self.training.epochs, limit, self.limit.adaptive, slack_s)

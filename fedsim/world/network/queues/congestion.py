@@ -26,14 +26,15 @@ LEAST_WINDOW = 2.0
 # segments by which a window grows for a window of acknowledgements, so that with CUBIC's factor
 # after a loss it has the mean of Reno's window (RFC 9438, section 4.3)
 _FRIENDLY_SHARE = 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA)
-_GROWTH_BEFORE_LOSS = 1.05  # least factor of CUBIC's window a round trip (Linux)
+_GROWTH_BEFORE_LOSS = 1.05  # least growth of CUBIC's window per round trip, as a factor (Linux)
 _SLOW_PACING = 2.0  # pacing rate in slow start, in windows per round trip (Linux)
 _PACING = 1.2  # pacing rate after slow start, in windows per round trip (Linux)
-_HYSTART_LEAST_WINDOW = 16.0  # segments (Ha and Rhee, 2011)
+_HYSTART_LEAST_WINDOW = 16.0  # window below which slow start goes on (segments; Ha and Rhee, 2011)
 _HYSTART_SAMPLES = 8  # acknowledgements needed in a round trip (RFC 9406, section 4.3)
-_HYSTART_LEAST_S = 0.004  # bounds of the rise that ends slow start (s; RFC 9406, section 4.3)
+# bounds of the rise of the round trip that ends slow start (s; RFC 9406, section 4.3)
+_HYSTART_LEAST_S = 0.004
 _HYSTART_MOST_S = 0.016
-_HYSTART_SHARE = 1 / 8  # rise that ends slow start, as a share of the round trip
+_HYSTART_SHARE = 1 / 8  # this rise as a share of the round trip
 
 
 def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
@@ -223,7 +224,7 @@ def first_state(
         "round_begin": 0.0,
         "round_end": 0.0,
         "least_wait": np.inf,
-        "pace": np.inf,  # no known pacing rate
+        "pace": np.inf,  # infinity: the connection has had no pacing rate yet
     }
 
 

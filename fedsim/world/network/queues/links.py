@@ -24,11 +24,11 @@ class QueuedLinks:
     Attributes:
         names: name -> number.
         capacity: rates (bytes/s), float64 [links].
-        length: most bytes that the queue of each link can hold, float64 [links].
+        length: capacity of the queue of each link (bytes), float64 [links].
         levels: the links in groups, which a time step serves one after the other. The group of a
             link is the greatest position that the link has on any flow's route. Set by ``group``.
-        grouped: count of flows, the first ones, whose links are in ``levels``; 0 if ``levels`` must
-            be computed anew.
+        grouped: number n such that the links of the first n flows are in ``levels``; 0 if ``levels``
+            must be computed anew.
         never_full: numbers of links that make senders wait instead of dropping packets, int64 [n].
     """
 
@@ -44,7 +44,7 @@ class QueuedLinks:
         self.never_full = np.empty(0, dtype=np.int64)
 
     def add(self, name: str, rate: float) -> int:
-        """Add a link, or change the rate of a known one; return its number.
+        """Add a link, or change the rate of the link if it exists; return its number.
 
         Args:
             name: name of the link.
@@ -59,13 +59,13 @@ class QueuedLinks:
         return number
 
     def length_at(self, name: str, rate: float) -> float:
-        """Return how many bytes the queue of a link could hold at most if the link had a given rate.
+        """Return the capacity of a link's queue (bytes) if the link had a given rate.
 
-        The rules give this size in bytes, or as a time that is multiplied by the rate. At rate 0, an
-        outage, the queue keeps its present size.
+        The rules give the capacity in bytes, or as a time that is multiplied by the rate. At rate 0,
+        an outage, the queue keeps its present capacity.
 
         Args:
-            name: name of a known link.
+            name: name of an existing link.
             rate: the rate (bytes/s).
         """
         if rate == 0:
@@ -73,16 +73,16 @@ class QueuedLinks:
         return self._rules.length(name, min(rate, UNLIMITED))
 
     def length_of(self, name: str) -> float:
-        """Return how many bytes the queue of a known link can hold at most."""
+        """Return the capacity of the queue of an existing link (bytes)."""
         return self.length.item(self.names[name])
 
     def has(self, name: str, rate: float, length: float) -> bool:
         """Return whether a link has exactly this rate and this size of its queue.
 
         Args:
-            name: name of a known link.
+            name: name of an existing link.
             rate: the rate (bytes/s).
-            length: most bytes that the queue can hold.
+            length: capacity of the queue (bytes).
         """
         number = self.names[name]
         return bool(self.capacity[number] == rate and self.length[number] == length)
@@ -158,7 +158,8 @@ class QueuedLinks:
             self.group(route, lasts)
             return
         if self._rules.holds_back:
-            self.never_full = (furthest == 0).nonzero()[0]  # first on each route that has them
+            # links that are the first link of each route over them
+            self.never_full = (furthest == 0).nonzero()[0]
         # phase 3: the entries of the new flows are appended to the former levels
         former = {level.number: level for level in self.levels} if self.grouped else {}
         level_numbers = furthest[links]
@@ -236,7 +237,7 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
         sent[rows] = sendable[first_links[rows]]
         return sent
     # Max-min fairness: on a link of b sendable bytes, whose n flows want w_1 <= ... <= w_n bytes, a
-    # flow gets min(w_i, s), with s the largest (b - w_1 - ... - w_(k-1)) / (n - k + 1).
+    # flow gets min(w_i, s), with s the maximum over k of (b - w_1 - ... - w_(k-1)) / (n - k + 1).
     rows = rows[np.lexsort((wanted_bytes[rows], first_links[rows]))]
     links = first_links[rows]  # sorted, so that the flows of a link are neighbours
     sorted_bytes = wanted_bytes[rows]

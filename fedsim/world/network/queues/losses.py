@@ -123,10 +123,10 @@ class RandomLosses:
             self._update_may_lose()
 
     def join(self, others: "RandomLosses") -> None:
-        """Append the losses of other flows.
+        """Append other flows, with their loss probabilities and counts of draws.
 
         Args:
-            others: losses of other flows.
+            others: the object of the other flows.
         """
         self._keys += others._keys
         self._on_links = np.concatenate((self._on_links, others._on_links))

@@ -14,7 +14,7 @@ from fedsim.world.network.queues.links import QueuedLinks
 from fedsim.world.network.queues.losses import LossDraws, RandomLosses
 from fedsim.world.network.queues.step_plan import Level, choose_drops
 
-NO_BYTES = 1e-6  # bytes that count as none
+NO_BYTES = 1e-6  # an amount up to this one (bytes) is a rounding error, and counts as 0
 
 
 @dataclass(slots=True)
@@ -124,7 +124,8 @@ class Movement:
         # all bytes leave a link that is not overloaded
         leaving = present
         staying = np.zeros(len(cells))
-        rows = is_overloaded.nonzero()[0]  # of the arrays of ``level``
+        # indices in the arrays of ``level`` of the flows on overloaded links
+        rows = is_overloaded.nonzero()[0]
         if len(rows):
             leaving, staying = self._serve_full(level, rows, present, arrived, load, credit)
         else:

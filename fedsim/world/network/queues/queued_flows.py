@@ -80,7 +80,7 @@ class QueuedFlows:
         # acknowledged bytes at which a sender learns of its drops; infinity without drops
         self._mark = np.empty(0)
         self._lasts = np.empty(0, dtype=np.int64)  # position of the last link of each route
-        # numbers of each flow's links, padded with 0, [flows, hops]; the next arrays fit to it
+        # numbers of each flow's links, padded with 0; this and the next two arrays are [flows, hops]
         self._route = np.zeros((0, 1), dtype=np.int64)
         self._waiting = np.zeros((0, 1))  # bytes in the queue of each link of a route
         # bytes in queues by the time at which they came, oldest first, [flows, hops, batches]
@@ -96,7 +96,8 @@ class QueuedFlows:
         # whether no flow was removed since the last ``split``, so that all are still connected
         self._is_whole = True
         self._has_bbr = False  # whether any flow uses BBR; ``bbr`` has no rows if not
-        self._acked: Floats | None = None  # bytes acknowledged by now, if known, [flows]
+        # bytes of each flow that are acknowledged by now, [flows]; None if not computed yet
+        self._acked: Floats | None = None
         self._known_delays: Floats | None = None  # last result of ``_delays``; None after a change
 
     def __len__(self) -> int:

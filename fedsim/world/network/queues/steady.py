@@ -22,10 +22,10 @@ class Bottlenecks:
 
     Attributes:
         positions: position of the slowest link on the route, from 0, int64.
-        rates: rate of the link (bytes/s), float64.
-        waiting: bytes of the flow in the link's queue, float64.
+        rates: rate of the slowest link (bytes/s), float64.
+        waiting: bytes of the flow in the queue of the slowest link, float64.
         elsewhere: bytes of the flow in other queues, float64.
-        lengths: most bytes that the link's queue can hold, float64.
+        lengths: capacity of the queue of the slowest link (bytes), float64.
     """
 
     positions: Ints
@@ -55,7 +55,8 @@ class SteadyFlows(AcknowledgedFlows):
         - Each link has enough rate for all of its flows (``_find_bottlenecks``).
         - Windows and queues keep the slowest link of each flow busy (``_are_steady``).
 
-        The result is also None if the step is not longer than ``MOST_STEP_S``, as short steps are.
+        The result is also None if the step would last at most ``MOST_STEP_S``, which a short step can
+        do too.
         """
         if self._has_bbr or self._losses.may_lose:
             return None
@@ -89,7 +90,7 @@ class SteadyFlows(AcknowledgedFlows):
         capacity = self.links.capacity
         flows = np.arange(len(self))
         rates_on_route = capacity[self._route]
-        positions = rates_on_route.argmin(axis=1)  # of the slowest link on each route
+        positions = rates_on_route.argmin(axis=1)  # position of the slowest link on each route
         rates = rates_on_route[flows, positions]
         # bytes/s on each link if each flow is sent at the rate of its slowest link
         rates_by_hop = np.repeat(rates, self._route.shape[1])

@@ -29,7 +29,7 @@ _LEAST_BUSY = 1e-6  # least part of a step in which the bytes of an ending flow 
 _PATIENCE_STEPS = 4  # steps between two attempts to plan a single step up to a flow's end
 
 Memories = list[tuple[tuple[int, int], SenderMemory]]
-"""Connections of flows that have ended, as (sender, receiver), with the state of each sender."""
+"""A pair for each ended flow: its (sender ID, receiver ID), and the state of its sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class SentBytes:
 
 @saved()
 class LinkComponent(SteadyFlows):
-    """Set of flows that share links with each other, whose bytes it moves (TCP's window model).
+    """Set of flows that share links with each other; it moves their bytes (TCP's window model).
 
     Flows in different sets (components) share no link, so ``Queueing`` computes each set separately.
     Two flows without a common link are in one component if a third flow shares a link with each.
@@ -135,7 +135,7 @@ class LinkComponent(SteadyFlows):
         Args:
             name: name of the link.
             rate: its rate (bytes/s).
-            length: most bytes that its queue can hold.
+            length: capacity of its queue (bytes).
         """
         number = self.links.names[name]
         self.links.capacity[number] = rate
