@@ -28,7 +28,7 @@ from fedsim.world.steps import TaskStep
 
 _NO_TIMES = array("d")
 _AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of ``Batteries._points``
-_AHEAD_S = 3_600.0  # time until the next check of a battery in a transfer, whose end is unknown (s)
+_AHEAD_S = 3_600.0  # longest time (s) between checks of a battery in a transfer of unknown end
 
 
 class BatteriesState(TypedDict):
@@ -63,8 +63,8 @@ class Load:
         moved: bytes of the message whose energy has been subtracted from the battery's level.
         is_at_risk: whether the battery may be flat before the end of the message.
         rate: rate of the message (bytes/s) if the battery ``is_at_risk``; otherwise 0.
-        was_flat: whether the battery was flat when the task began. Such a task is cut off at once and
-            draws no energy, while the battery may charge.
+        was_flat: whether the battery was flat when the task began. Such a task is cut off immediately
+            and draws no energy, while the battery may charge.
     """
 
     watts: float = 0.0
@@ -231,7 +231,7 @@ class Batteries:
         elapsed_s = time + TICK_S - points[:, _AT]
         idle_j = columns["idle_w"][devices] * elapsed_s
         tail_j = columns["tail_w"][devices] * columns["tail_s"][devices]
-        most_j = idle_j + tail_j  # at most so much was drawn since the stored level
+        most_j = idle_j + tail_j  # upper bound of the energy drawn since the stored level
         is_up: Flags = (points[:, _FLAT] == 0) & (points[:, _LEVEL] > most_j)
         # the other devices may be flat, and are computed exactly
         for position in np.flatnonzero(~is_up).tolist():
@@ -322,7 +322,7 @@ class Batteries:
         """Return the time (s) at which a device runs flat during its step, up to ``until`` (s).
 
         The result is infinity if the device does not run flat by ``until``. It is also infinity if
-        the device was flat when its task began, as such a task ends at once, as ``lost``.
+        the device was flat when its task began, as such a task ends immediately, as ``lost``.
         """
         if self._loads[device].was_flat:
             return math.inf
@@ -348,7 +348,7 @@ class Batteries:
         point = self._point(device)
         load = self._loads[device]
         until = self._simulation.now + _AHEAD_S
-        if load.was_flat:  # the task is cut off at once, and draws nothing
+        if load.was_flat:  # the task is cut off immediately, and draws no energy
             return FlatPrediction(until, is_flat=False, is_at_risk=False)
         # energy for the rest of the message, set aside if the battery has enough of it
         reserve = load.byte * remaining
@@ -457,7 +457,7 @@ class Batteries:
             net_w = charge_w - idle_w - task_w
             if net_w >= 0 and point.level >= capacity:
                 net_w = 0.0
-                charge_w = idle_w + task_w  # a full battery is charged with what is drawn
+                charge_w = idle_w + task_w  # a full battery is charged with the power that is drawn
             target = capacity if net_w > 0 else 0.0
         # a course ends when charger or radio change, or when the level reaches its target
         course = _Course(end, net_w, charge_w, idle_w, task_w, capacity)
@@ -534,7 +534,7 @@ class Batteries:
         now = self._simulation.now
         elapsed_s = now - point.at
         watts = load.total_w
-        bytes_j = load.byte * (moved - load.moved)  # of the bytes since the last update
+        bytes_j = load.byte * (moved - load.moved)  # energy of the bytes since the last update
         if load.is_at_risk:  # ``watts`` already has the energy of the predicted bytes
             predicted_j = load.byte * load.rate * elapsed_s
             at_once_j = bytes_j - predicted_j
@@ -543,7 +543,7 @@ class Batteries:
             at_once_j = 0.0
         else:
             at_once_j = bytes_j
-        if elapsed_s <= 0 and not at_once_j:  # up to date
+        if elapsed_s <= 0 and not at_once_j:  # the battery is up to date
             return
         if elapsed_s > 0:
             course = self._follow_breakpoints(device, point, now, watts, is_final=True)
@@ -558,7 +558,7 @@ class Batteries:
         self._store_point(device, point)
 
     def _emit_battery(self, device: int) -> None:
-        """Emit a record ``battery``, with the breakpoints since the device's last one."""
+        """Emit a record ``battery``, with the breakpoints since the device's last such record."""
         self.update(device)
         path = np.array(self._paths[device]).reshape(-1, 2).tolist()  # pairs of time and level
         self._paths[device] = array("d")
@@ -592,8 +592,8 @@ class Batteries:
 class Powered(Availability):
     """Availability in which a device is also unreachable while its battery is flat.
 
-    ``span`` knows the battery only at the given time: an on phase ignores that the battery may run
-    flat before its end. ``phase_at`` returns the phases of the past as they were.
+    ``span`` uses the battery's state at the given time: it ignores that the battery may run flat
+    before the end of an on phase. ``phase_at`` returns the actual phases of the past.
 
     Args:
         within: availability without batteries.

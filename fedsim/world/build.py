@@ -32,8 +32,8 @@ from fedsim.world.time_variation import TimeVariation
 class WorldBuilder:
     """Builder of the devices, network and task runner, for a run and for ``build_world``.
 
-    The constructor builds the network. ``build_devices``, ``add_batteries`` (optional),
-    ``build_tasks``, ``build_lifetimes`` and ``build_processes`` are called in this order.
+    The constructor builds the network. Then call, in this order, ``build_devices``,
+    ``add_batteries`` (optional), ``build_tasks``, ``build_lifetimes`` and ``build_processes``.
 
     Args:
         simulation: the clock.
@@ -71,11 +71,12 @@ class WorldBuilder:
         self._spec = spec
         self._root = root
         self._edges = network.edge_servers
-        self._batteries: Batteries | None = None  # set before ``build_tasks``, if there are any
+        # set before ``build_tasks`` if the scenario has batteries
+        self._batteries: Batteries | None = None
         self.capacity = spec.capacities(streams, root)
         links = self.capacity.links
         if network.has_device_rates and self.capacity.kinds:
-            links = None  # rates of the scenario take precedence over links by kinds
+            links = None  # rates of ``[network.device]`` take precedence over the kinds' links
         self.network: Network = network.build(simulation, streams, spec.devices, links, root)
         traces = network.link_traces(streams, spec.devices, root, with_rates=links is None)
         if traces is not None:
@@ -112,7 +113,7 @@ class WorldBuilder:
             rooflines: training times and memory of the devices.
         """
         population = self.population
-        batch_sizes = None  # of ``[training]``, if the devices have none of their own
+        batch_sizes = None  # None: all devices have the batch size of ``[training]``
         if population.own is not None:
             batch_sizes = population.own.batch_size
         is_short = rooflines.short(population.samples, batch_sizes)

@@ -22,7 +22,7 @@ from fedsim.world.phases import Phases, Span
 class Charging(Protocol):
     """Interface of objects that compute when each device is plugged into its charger.
 
-    The times depend on the seed and the device alone, not on earlier calls.
+    The times depend only on the seed and the device, not on earlier calls.
     """
 
     def span(self, device: int, time: float) -> Span:

@@ -120,7 +120,7 @@ class DeviceRows:
         """
         if self.has_all:
             return devices
-        row_of = self._rows  # device -> row, of the devices that have one
+        row_of = self._rows  # device -> row, for each device that has a row
         rows = [row_of.setdefault(device, len(row_of)) for device in devices.tolist()]
         while len(row_of) > self.length:
             self.length *= 2

@@ -1,4 +1,4 @@
-"""Kinds of devices, such as a phone model, and the speeds, links and powers that follow for devices.
+"""Kinds of devices, such as a phone model, and the speeds, links and powers of devices by kind.
 
 The file ``device_kinds.toml`` is the catalogue of kinds. Each of its figures has a source and a date.
 """
@@ -50,14 +50,16 @@ class DeviceKind(Spec):
         gpu: whether the processor is a GPU; the times of a CPU include additional passes over the
             data of an operation.
         arm: whether the processor has ARM cores, for which torch has other kernels.
-        bandwidth, bandwidth_share: peak bytes/s of its memory, and the share that training reaches.
-        memory, memory_share: its memory (bytes), and the share that a training may take.
+        bandwidth, bandwidth_share: peak bytes/s of the memory, and the share that training reaches.
+        memory, memory_share: size of the memory (bytes), and the share that a training may take.
         batch, epoch: fixed time that is added to each batch, and to each epoch (s).
-        down, up, latency: its usual link; a scenario's ``[network.device]`` overrides it.
+        down, up, latency: usual rates (bytes/s) and latency (s) of the device's link; a scenario's
+            ``[network.device]`` overrides them.
         idle, compute, radio: power while idle, and the powers that computing, and sending or
             receiving, add to it (W).
         receive_byte, send_byte: energy that each byte on the wire adds (J/B).
-        tail, tail_lasts: power of a radio that stays awake after a transfer (W), and its duration.
+        tail, tail_lasts: power of a radio that stays awake after a transfer (W), and the time for
+            which it stays awake (s).
     """
 
     flops: FlopPerSecond

@@ -187,7 +187,7 @@ class DeviceTable:
         """Name of the column that names the device of each row, such as ``device`` or ``phone``.
 
         Raises:
-            DataError: the table has none.
+            DataError: the table has no such column.
         """
         id_names = [name for name in self.cells if name in IDS]
         name = min(id_names, key=IDS.index, default=None)  # ``IDS`` is in order of precedence
@@ -249,7 +249,7 @@ class DeviceTable:
             self.note(f"column {column!r}, a row for each device in their order")
         else:
             self.note(f"column {column!r}, rows by {order_column!r}")
-        # three orders: numbers of the devices, other IDs, or the devices' own order
+        # three cases: rows have numbers of devices, have other IDs, or are in order of the devices
         if "device" in self.cells:
             return [values[row] for row in self._rows_by_number(devices)]
         if self.rows != devices:

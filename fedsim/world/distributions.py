@@ -252,7 +252,8 @@ class FromFile(FileColumn, Distribution, Generic[Q]):
 
 
 Jitter = Annotated[float, Field(ge=0.0, le=100.0)]
-Factor = Annotated[float, Field(ge=1e-6, le=1.0)]  # times overflow for smaller factors
+# factor of a speed; with a smaller one, the times would overflow
+Factor = Annotated[float, Field(ge=1e-6, le=1.0)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 

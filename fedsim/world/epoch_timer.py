@@ -23,8 +23,8 @@ class TimerState(TypedDict):
 
     Attributes:
         paces: device -> present factor of its speed, if it is not 1.
-        fixed_ends: task ID -> ends of its epochs (s), up to the epoch that was running when the
-            speed of its device last changed; later ends are computed at the new speed.
+        fixed_ends: task ID -> ends of the task's epochs (s), up to the epoch that was running when
+            the speed of the device last changed; later ends are computed at the new speed.
         budget_used: device -> time that its last task has used of its time budget (s).
         hosts: state of shared hosts; None if each device has its own cores.
     """
@@ -105,8 +105,8 @@ class EpochTimer:
         """Compute the end of a task's running computation, and set the alarm for it.
 
         A training that would contain thousands of slow phases (``population.slow_phases``) is not
-        computed to its end at once. Phases are then drawn only up to ``TimeVariation.reach_s`` seconds
-        from the begin of the step. If the computation does not end by then, the alarm calls this
+        computed to its end in one call. Phases are then drawn only up to ``TimeVariation.reach_s``
+        seconds from the begin of the step. If the computation does not end by then, the alarm calls this
         method again at that time. Each further call draws phases for twice the time that has passed
         since the begin of the step.
 
@@ -142,7 +142,7 @@ class EpochTimer:
         return on_grid(start + ahead_s)
 
     def _schedule_again(self, task: Task, when: float) -> None:
-        """Set the alarm for another ``schedule_end`` at ``when`` (s), or for a battery flat before."""
+        """Set the alarm at ``when`` (s) for another ``schedule_end``, or before for a flat battery."""
         if self._runner.battery_watch.runs_flat(task, when):
             self._runner.end_step_at(task, math.inf)
         else:
@@ -161,7 +161,7 @@ class EpochTimer:
 
         A last end that exceeds the task's time limit only by rounding is set to the limit.
         """
-        # after a change of its speed, the ends up to the running epoch's are known
+        # after a change of the device's speed, the ends up to that of the running epoch are fixed
         fixed = self._fixed_ends.get(task.id, [])
         begin = fixed[-1] if fixed else task.step_start
         remaining = plan.epochs - len(fixed)
@@ -232,11 +232,10 @@ class EpochTimer:
         assert task.epoch_ends is not None
         plan = self._plan(task)
         now = self._simulation.now
-        ends = task.epoch_ends  # of the epochs so far
+        ends = task.epoch_ends  # ends of the epochs so far
         is_over = len(ends) == plan.epochs
         if ends and plan.adaptive and not is_over:
-            # the epochs that the device begins; infinity stands for the end of the next one, which is
-            # unknown
+            # the epochs that the device begins; infinity stands for the unknown end of the next epoch
             begun = self._compute.adapt(task.step_start, [*ends, math.inf], plan.limit)
             is_over = len(begun) == len(ends)
         if is_over:
@@ -322,7 +321,7 @@ class EpochTimer:
         }
 
     def restore(self, state: TimerState) -> None:
-        """Restore the state; called after the tasks and before the alarms are restored."""
+        """Restore the state; call this after the tasks and before the alarms are restored."""
         self.paces = state["paces"]
         self._fixed_ends = state["fixed_ends"]
         self._budget_used = state["budget_used"]

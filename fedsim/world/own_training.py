@@ -30,7 +30,7 @@ from fedsim.world.distributions import (
 Q = TypeVar("Q")
 
 DEFAULT = "default"
-"""Name in a table by kind whose value the kinds without a value have."""
+"""Key of a table by kind: its value is for all kinds that the table does not name."""
 
 
 class ByKind(Distribution, Generic[Q]):
@@ -74,7 +74,7 @@ class ByKind(Distribution, Generic[Q]):
                     f"{key} has a value for {name!r}, and no device is of that kind; allowed are "
                     f"{allowed} and {DEFAULT}{nearest(name, capacity.names)}"
                 )
-        default = self.values.get(DEFAULT, 0)  # for the kinds that are not named
+        default = self.values.get(DEFAULT, 0)  # value of the kinds that are not named
         by_kind = np.array([self.values.get(name, default) for name in capacity.names])
         column: AnyArray = by_kind[capacity.which]
         return column
@@ -149,7 +149,7 @@ class OwnTraining(NamedTuple):
             samples: count of samples of each device in the slice.
             usual: batches of devices for which no batch size is set here (section ``[training]``).
         """
-        # a value of 0 stands for a device without a setting of its own
+        # a value of 0 stands for a device with the usual setting
         own_epochs = self.epochs[devices]
         passes = np.where(own_epochs == 0, epochs, own_epochs).astype(np.float64)
         steps = self.steps[devices]

@@ -1,4 +1,4 @@
-"""Random phases in which a device is alternately on and off; they depend on seed and device alone.
+"""Random phases in which a device is alternately on and off; they depend only on seed and device.
 
 The phase that was last looked up is cached for each device.
 """
@@ -18,7 +18,7 @@ _TICKS_PER_SECOND = 1 / TICK_S
 _ROWS_AT_ONCE = 4_096  # count of devices per block, which bounds memory
 _PHASES_AT_ONCE = 128
 _LAST_BITS = 2.0**-48  # bound of the relative difference of two implementations of the logarithm
-_MOST_PHASES = 10_000_000  # phases of a device per look-up, which takes some 10 s
+_MOST_PHASES = 10_000_000  # upper bound of a device's phases per look-up, which takes some 10 s
 
 
 class Span(NamedTuple):
@@ -170,7 +170,7 @@ class Phases:
         ticks = round(-math.log(uniform) * self._means[on] * _TICKS_PER_SECOND)
         return max(TICK_S, ticks / _TICKS_PER_SECOND)
 
-    # the same look-ups for many devices at once
+    # look-ups for many devices in one call
 
     def _walk_to(self, devices: Ints, rows: Ints, times: Floats) -> None:
         """Find for each device the on or off phase in which its time lies, and cache it.
@@ -194,7 +194,7 @@ class Phases:
             behind = behind[self._end[rows[behind]] <= times[behind]]
 
     def _cache_first(self, devices: Ints, rows: Ints) -> None:
-        """Set the cached phase of each device to the one at time 0.
+        """Set the cached phase of each device to its phase at time 0.
 
         Args:
             devices: indices of devices, int64 [n].

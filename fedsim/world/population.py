@@ -47,7 +47,7 @@ class Population:
             way in which the model is cut, and ``size``. Set by ``Run``.
         batching: division of an epoch's samples into batches; set by ``Run``.
         own: local trainings that differ by device; None if all devices train alike.
-        trainable: count of devices that may train, the first ones.
+        trainable: count n of devices that may train: those with the indices 0 to n - 1.
     """
 
     speed: Floats
@@ -101,7 +101,7 @@ class Population:
                 * self.rooflines.training_s(device, training, samples)
                 / self.slowness.item(device)
             )
-        # of a sample, with the forward passes of the other models of a contrastive term
+        # cost of a sample, with the forward passes of the other models of a contrastive term
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
         if training.cut is not None and self.share_of is not None:  # a smaller model costs less
             cost *= self.share_of(*training.cut)

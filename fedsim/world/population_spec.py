@@ -156,7 +156,7 @@ class PopulationSpec(Spec):
 
     @model_validator(mode="after")
     def _check_speeds(self) -> Self:
-        # three keys that set the devices' speeds, each in its own way
+        # only one of these three keys can set the devices' speeds
         keys = [name for name in ("speed", "capacity", "device") if getattr(self, name) is not None]
         if len(keys) > 1:
             raise ValueError(
@@ -332,12 +332,13 @@ class PopulationSpec(Spec):
             speed = speed * slowness
             if flops is not None:
                 flops = flops * slowness
-        cost = 1.0  # of a sample, relative to a sample of the model for which ``speed`` is given
+        # cost of a sample, relative to a sample of the model for which ``speed`` is given
+        cost = 1.0
         if self.reference_flops is not None:
             cost = flops_per_sample / self.reference_flops
         arrival = self._draw_arrival(streams, root)
         departure = self._draw_departure(streams, arrival, root)
-        if self.tested_only is not None:  # for strategies these devices never arrive
+        if self.tested_only is not None:  # devices that never arrive are hidden from strategies
             arrival = arrival.copy()
             arrival[self.trainable :] = np.inf
         population = Population(

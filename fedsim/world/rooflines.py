@@ -168,7 +168,7 @@ class Rooflines:
             The time (s).
         """
         smaller, training = self._resolve(training)
-        if smaller is not self:  # of a smaller model, or of fewer layers
+        if smaller is not self:  # the training is of a smaller model, or of fewer layers
             return smaller.training_s(device, training, samples)
         kind = int(self.which[device])
         if not samples:
@@ -271,7 +271,7 @@ class Rooflines:
         Returns:
             The times (s), float64 [n].
         """
-        whole_training = Training(start=None, batch_size=batching.size)  # of all layers
+        whole_training = Training(start=None, batch_size=batching.size)  # it trains all layers
         # the time is computed once for each count of samples
         counts, which_count = np.unique(samples, return_inverse=True)
         times = []
@@ -303,7 +303,7 @@ class Rooflines:
         if training is None:
             return self._cost.weights
         smaller, training = self._resolve(training)
-        if smaller is not self:  # of a smaller model, or of fewer layers
+        if smaller is not self:  # the training is of a smaller model, or of fewer layers
             return smaller.needed(training, samples)
         batch = self._largest_batch(training, samples)
         return (
@@ -325,7 +325,7 @@ class Rooflines:
         """
         if training is not None:
             smaller, training = self._resolve(training)
-            if smaller is not self:  # of a smaller model, or of fewer layers
+            if smaller is not self:  # the training is of a smaller model, or of fewer layers
                 return smaller.failing_s(device, training, samples)
         kind = int(self.which[device])
         device_kind = self.kinds[kind]
@@ -411,7 +411,7 @@ class Rooflines:
                 batches = [self._largest_batch(training, count) for count in counts.tolist()]
                 batch_by_count = np.array(batches, dtype=np.int64)
                 for batch in np.unique(batch_by_count).tolist():
-                    has_batch = batch_by_count == batch  # for each count of samples
+                    has_batch = batch_by_count == batch  # flag of each count of samples
                     members = devices[has_batch[which_count]]
                     yield AlikeDevices(kind, training, int(samples[members[0]]), members)
 

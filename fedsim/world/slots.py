@@ -34,7 +34,7 @@ class MessageSlots:
     def __init__(self, running: Mapping[int, Task]) -> None:
         self._running = running
         self.queues: dict[Direction, simpy.Resource] = {}
-        # direction -> task IDs from a snapshot, holders of slots first; used up by ``add``
+        # direction -> task IDs from a snapshot, holders of slots first; ``add`` removes them
         self._lines: dict[Direction, list[int]] = {}
 
     def add(self, direction: Direction, slots: simpy.Resource) -> None:

@@ -19,7 +19,7 @@ from fedsim.world.columns import alike, distinct, each
 from fedsim.world.phases import Phases
 
 _TICKS_PER_SECOND = 1 << 30
-_PHASES_AHEAD = 4_000  # count of slow phases per look-ahead; it then takes some 10 ms
+_PHASES_AHEAD = 4_000  # count of normal and slow phases per look-ahead, which takes some 10 ms
 # tolerance (s) above rounding errors: an epoch begins even if its expected end is this much later
 # than the limit, but is cut off at the limit
 _TIE_S = 2 / _TICKS_PER_SECOND
@@ -63,11 +63,11 @@ class TimeVariation:
         by_device = alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter)
         # different coefficients of variation (jitters), and the index of each device's
         jitters, which = distinct(by_device)
-        # sigmas of the lognormal distributions with these coefficients
+        # sigmas of the lognormal distributions with these coefficients of variation
         sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in jitters.tolist()])
         # sigma of each device; stored once if all are equal
         self._sigma = each(lambda indices: sigmas[indices], which)
-        self._factor = 1.0  # of the speed in slow phases
+        self._factor = 1.0  # factor of the speed in slow phases
         self._mean_rate = 1.0  # long-run mean speed, relative to the full speed
         # in on phases a device is not slow; None without slow phases
         self._phases = None
@@ -132,7 +132,7 @@ class TimeVariation:
             ends: ends of all epochs if the device did not adapt (simulated s).
             limit: the simulated time (s) of the limit.
         """
-        count = min(1, len(ends))  # of the epochs that the device carries out
+        count = min(1, len(ends))  # count of the epochs that the device carries out
         while count < len(ends):
             predicted_s = (ends[count - 1] - start) * (count + 1) / count
             if predicted_s > limit - start + _TIE_S:

@@ -293,7 +293,7 @@ class Meters:
             self._listeners[kind] = self._find_listeners(kind)
         for entry, listener in self._listeners[kind]:
             _call(entry, time, listener, time, fields)
-        # a step is known at its end, with the start from the record of its start
+        # a step is passed on at its end; its start is the time of its record ``step-start``
         start = time
         if kind == "step-start":
             self._starts[fields["task"]] = time
@@ -342,7 +342,7 @@ class Meters:
             totals = _call(entry, time, meter.totals, time)
             for name, _, _ in meter.round_columns:
                 total = _find_total(entry, totals, name)
-                if total is None:  # unknown, as emissions without a zone
+                if total is None:  # an unknown total, such as the emissions if there is no zone
                     increases[name] = None
                     self._last_totals[name] = 0.0
                 else:

@@ -21,7 +21,8 @@ class Step(NamedTuple):
         name: ``download``, ``train``, ``evaluate``, ``compute``, ``upload``, ``encode``,
             ``decode``, ``sleep``, ``start-up`` or ``queue``.
         outcome: ``done``, or the cause of the step's early end.
-        fields: all fields of its record, such as ``epochs``, ``samples`` and ``delivered``.
+        fields: all fields of the step's record ``step-end``, such as ``epochs``, ``samples`` and
+            ``delivered``.
     """
 
     start: float

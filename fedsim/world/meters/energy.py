@@ -55,7 +55,7 @@ POWERS: dict[str, Power] = {
 }
 """Name of a step in records -> phase whose power the device draws during the step.
 
-Steps of idle power alone have no entry. The powers of fedsim's own steps are repeated here because
+Steps during which a device draws only idle power have no entry. The powers of fedsim's own steps are repeated here because
 an audit reads records without loading the steps; a test compares them with the classes of
 ``world.steps``. ``TaskStep`` adds the kinds of steps that users define.
 """
@@ -151,7 +151,7 @@ class EnergyMeter(Meter):
         self._grams = np.zeros(len(columns["zone"]))  # CO2 of each device
         # phase -> energy of each device in this phase (J)
         self._books = {phase: np.zeros_like(self._grams) for phase in PHASES}
-        # phase of devices, or place of the server's side -> energy of all (J)
+        # phase of devices, or ``server`` or ``edge`` -> energy of all devices or servers (J)
         self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
         # energy of tasks whose work was not used (J): they failed, had no epoch that counts, or
         # their update was lost at an edge server
@@ -222,7 +222,7 @@ class EnergyMeter(Meter):
             end: end of that time (s).
         """
         self._books[phase][device] += joules
-        self.by_phase[phase] += joules  # of all devices
+        self.by_phase[phase] += joules  # ``by_phase``: totals of all devices
         if self.grams is not None:
             grams = self._zones[self.columns["zone"].item(device)].grams(joules, start, end)
             self._grams[device] += grams
@@ -370,7 +370,7 @@ class EnergyMeter(Meter):
         if is_wasted:
             self.wasted += joules
             self._at_edges.pop(task, None)
-        elif task in self._at_edges:  # wasted if the edge server loses the update later
+        elif task in self._at_edges:  # the energy is wasted if the edge server loses the update
             self._at_edges[task] = joules
         # the energy of the radio's tail, which goes on after the task, is wasted with the task
         if device in self._tails:
@@ -403,7 +403,7 @@ class EnergyMeter(Meter):
         # ``_at_edges``: energy of each ended task whose update is at an edge server
         self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost_tasks])
         for device, (begin, task, _) in self._tails.items():
-            if task in lost_tasks:  # the energy of its tail will be wasted too
+            if task in lost_tasks:  # the energy of this tail, caused by the task, is wasted too
                 self._tails[device] = begin, task, True
 
     def on_round(self, time: float, fields: Mapping[str, object]) -> None:

@@ -287,7 +287,7 @@ class Filling:
 
     def _fill(self) -> None:
         """Compute the rate and end of each flow, and the next end, after changes."""
-        capacity = self._capacity  # of each link, by its index
+        capacity = self._capacity  # capacity of each link, by the link's index
         route = self._route  # indices of each flow's links
         if len(capacity) > route.size:  # many links are unused: the used ones get new indices
             used_links, new_indices = np.unique(route, return_inverse=True)

@@ -104,7 +104,7 @@ class RunningFlows(PresentRates):
         ends = (source, destination)
         # the seed of the flow's losses depends on its device, and on the count of flows before it
         device = source if 0 <= source < self.devices else destination
-        count = self._transfers.get(device, 0)  # of the device's earlier flows
+        count = self._transfers.get(device, 0)  # count of the device's earlier flows
         self._transfers[device] = count + 1
         loss_key = self._streams.word("world/packet-loss", device, count)
         # The rates of the begin determine the sizes of queues, so traces are applied only later.

@@ -377,7 +377,7 @@ class World:
         tasks = self._processes.tasks
 
         def wait() -> ProcessGenerator:
-            # a device may be unavailable for another reason at the time for which this waits
+            # at the end of a wait, the device may be unavailable for another reason
             while tasks.reachable_until(number) <= self.now:
                 if number in tasks.switched_off:
                     yield self._processes.switched_on.setdefault(number, self.env.event())
@@ -442,7 +442,7 @@ class World:
 
     @takes(link=TEXT, rate=NUMBER)
     def limit(self, link: str, rate: float = 0.0) -> Hold:
-        """Change the rate of a link until the hold ends; flows on it get new rates at once.
+        """Change the rate of a link until the hold ends; flows on the link get new rates now.
 
         Args:
             link: name of the link, as in ``rate``.
@@ -562,7 +562,7 @@ class World:
             slots: the resource, whose capacity is the count of messages that are sent at a time.
 
         Raises:
-            SimulationError: ``slots`` is no ``simpy.Resource``, a preemptive one, or of another
+            SimulationError: ``slots`` is no ``simpy.Resource``, is a preemptive one, or is of another
                 environment than ``world.env``.
         """
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):

@@ -248,7 +248,7 @@ class TaskStep:
             task: the task whose step is running.
             services: what a step can use of the world, such as the clock.
         """
-        alarm = task.alarm  # of the kind ``step`` if it is for the end of the step
+        alarm = task.alarm  # an alarm for the end of the step has the kind ``step``
         if alarm is None or alarm.name[0] != "step" or task.fails:
             return False
         now = services.simulation.now

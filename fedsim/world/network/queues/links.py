@@ -228,7 +228,7 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
         Bytes that each sender may send, float64 [flows].
     """
     total = np.bincount(first_links, weights=wanted_bytes, minlength=len(sendable))
-    is_crowded = (total > sendable)[first_links]  # of each flow's first link
+    is_crowded = (total > sendable)[first_links]  # whether each flow's first link is too slow
     rows = is_crowded.nonzero()[0]
     if not len(rows):
         return wanted_bytes
