@@ -89,7 +89,7 @@ class FlatPrediction(NamedTuple):
 
     Attributes:
         when: if ``is_flat``, time at which the battery becomes flat (s); otherwise, a time up to
-            which it lasts (s).
+            which the battery is not flat (s).
         is_flat: whether the battery is predicted to be flat at ``when``.
         is_at_risk: whether the battery may be flat before the end of the device's message, so that
             the prediction holds only for the message's present rate.
@@ -459,7 +459,7 @@ class Batteries:
                 net_w = 0.0
                 charge_w = idle_w + task_w  # a full battery is charged with the power that is drawn
             target = capacity if net_w > 0 else 0.0
-        # a course ends when charger or radio change, or when the level reaches its target
+        # a course ends when the charger or the radio changes, or when the level reaches ``target``
         course = _Course(end, net_w, charge_w, idle_w, task_w, capacity)
         if net_w:
             # A course of no length could make a device with a tiny battery run flat and restart
@@ -489,7 +489,7 @@ class Batteries:
         to_flat: bool = False,
         is_final: bool = False,
     ) -> _Course:
-        """Compute the state of a battery at its breakpoints, up to the last one before a time.
+        """Compute the state of a battery at its breakpoints, up to the last breakpoint before a time.
 
         A breakpoint is a time at which the power into or out of the battery changes.
 
@@ -612,7 +612,7 @@ class Powered(Availability):
         return Span(False, time, up)
 
     def phase_at(self, device: int, time: float) -> Span:
-        """Return the on or off phase around a past time, with the times of a flat battery as off.
+        """Return the on or off phase around a past time; the device is off while its battery is flat.
 
         Args:
             device: index of the device.

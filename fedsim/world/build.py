@@ -133,7 +133,7 @@ class WorldBuilder:
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_task_end: Callable[[Task], None],
     ) -> None:
-        """Build ``messages`` and ``tasks``, after the devices.
+        """Build ``messages`` and ``tasks``; ``build_devices`` must have been called before.
 
         Args:
             on_edge_lost: function that is called with the index of an edge server when it fails.
@@ -244,7 +244,7 @@ def build_world(
     samples = np.zeros(spec.devices, dtype=np.int64)
     if spec.samples is not None:
         samples = spec.sizes(streams, root=None)
-    # a sample costs as much as one of the reference model
+    # training on a sample costs as much as with the reference model
     world.build_devices(samples, flops=spec.reference_flops or 1.0, rooflines=None)
     world.build_tasks(on_edge_lost=_ignore, next_steps=lambda task: (), on_task_end=_ignore)
     world.build_lifetimes(on_arrival=_ignore)

@@ -145,7 +145,7 @@ class _Days:
         end = begins + (day + 1) * DAY_S
         if self._chance < 1:
             draw = self._streams.uniform("world/charging", device, day + 1)  # day + 1 is 0 or more
-            if draw >= self._chance:  # not plugged in on this day
+            if draw >= self._chance:  # the device is not plugged in on this day
                 return Span(False, start, end)
         if time < start + lasts:
             return Span(True, start, on_grid(start + lasts))

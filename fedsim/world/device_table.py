@@ -356,7 +356,7 @@ def _read_table(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow
         names = next(csv.reader(lines), [])
     present = [name for name in columns if name in names]
     options = arrow.ConvertOptions(
-        include_columns=present or names[:1],  # one column at least, for the count of rows
+        include_columns=present or names[:1],  # at least one column is read, to count the rows
         column_types=dict.fromkeys(names, pa.string()),
         null_values=[""],
         strings_can_be_null=True,

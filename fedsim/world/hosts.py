@@ -1,8 +1,9 @@
 """Hosts: machines on which several devices run, with cores and workers that the devices share.
 
 A task runs on one of its host's workers; other tasks wait for a free worker. If k computations run
-on a host, each has throughput(k) / k of the speed of a single one (processor sharing). All of them
-advance equally, so one counter per host (``_Cores.progress_s``) gives the end of each.
+on a host, each has throughput(k) / k of the speed of a single one (processor sharing). All
+computations on a host advance equally, so one counter per host (``_Cores.progress_s``) gives the end
+of each.
 """
 
 import math
@@ -240,7 +241,7 @@ class Hosts:
             return False
         cores = self._update_cores(self._host(task), changes=True)
         del cores.jobs[task.id]
-        # core seconds of the task's step: of earlier computations, and of this one
+        # core seconds of the step: those of earlier computations, and those of this computation
         used_s = self._used.get(task.id, 0.0)
         self._used[task.id] = used_s + cores.progress_s - job.begin_progress_s
         return True

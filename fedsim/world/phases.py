@@ -209,7 +209,7 @@ class Phases:
         self._end[rows] = self._lengths(devices, first_counts, on[:, None])[:, 0]
 
     def _walk(self, devices: Ints, rows: Ints, times: Floats) -> None:
-        """Draw some further phases of each device, and cache the one nearest to its time.
+        """Draw some further phases of each device, and cache the phase nearest to the device's time.
 
         The count of drawn phases suffices for most devices. The caller repeats the call for devices
         whose cached phase still ends before their time.
@@ -226,7 +226,7 @@ class Phases:
         expected = float(np.mean(times - end)) / (sum(self._means) / 2)
         ahead = np.arange(1, min(_PHASES_AT_ONCE, int(1.1 * expected) + 4))
         states = on[:, None] ^ (ahead % 2 == 1)  # on and off phases alternate
-        # end of the cached phase, and lengths of the next ones, which are summed up to their ends
+        # end of the cached phase, and lengths of the next phases; their cumulative sums are the ends
         ends = np.empty((len(devices), len(ahead) + 1))
         ends[:, 0] = end
         ends[:, 1:] = self._lengths(devices, count[:, None] + ahead, states)

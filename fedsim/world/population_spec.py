@@ -166,7 +166,7 @@ class PopulationSpec(Spec):
             raise ValueError(
                 "'reference_flops' is for 'speed'; the kinds of 'device' know how fast they are"
             )
-        # kinds that are named here; those in a file are checked when it is read
+        # names of kinds in the scenario; names in a file are checked when the file is read
         names: Sequence[str] = ()
         if isinstance(self.device, Constant):
             names = [self.device.value]
@@ -242,7 +242,7 @@ class PopulationSpec(Spec):
         down = np.array([kind.down for kind in kinds])[which]
         up = np.array([kind.up for kind in kinds])[which]
         latency = np.array([kind.latency for kind in kinds])[which]
-        # not used: the training times of kinds are computed by ``Rooflines``
+        # these speeds are not used: ``Rooflines`` computes the training times of kinds
         speeds = alike(np.inf, self.devices)
         return Capacity(speeds, (down, up, latency), kinds, which, kind_names.tolist())
 

@@ -345,8 +345,9 @@ class Rooflines:
             samples: count of samples on which the device trains.
 
         Returns:
-            The training with ``layers``; unchanged if the device has memory for all layers, if it
-            has none even for one layer, or if trainings of fewer layers are not allowed.
+            The training with ``Training.layers``, the count of its last layers that are trained. It is
+            unchanged if the device has memory for all layers, if it has too little memory even for one
+            layer, or if trainings of fewer layers are not allowed.
         """
         available = self.kinds[kind].training_memory
         if self.layers < 2 or self.needed(training, samples) <= available:
@@ -411,7 +412,8 @@ class Rooflines:
                 batches = [self._largest_batch(training, count) for count in counts.tolist()]
                 batch_by_count = np.array(batches, dtype=np.int64)
                 for batch in np.unique(batch_by_count).tolist():
-                    has_batch = batch_by_count == batch  # flag of each count of samples
+                    # whether each count of samples has this largest batch
+                    has_batch = batch_by_count == batch
                     members = devices[has_batch[which_count]]
                     yield AlikeDevices(kind, training, int(samples[members[0]]), members)
 

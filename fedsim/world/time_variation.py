@@ -69,7 +69,7 @@ class TimeVariation:
         self._sigma = each(lambda indices: sigmas[indices], which)
         self._factor = 1.0  # factor of the speed in slow phases
         self._mean_rate = 1.0  # long-run mean speed, relative to the full speed
-        # in on phases a device is not slow; None without slow phases
+        # on phases are the phases in which a device is not slow; None without slow phases
         self._phases = None
         self.reach_s = math.inf
         if slow is not None:

@@ -73,7 +73,8 @@ class Meter:
     A scenario names a class of your own by its import path in ``[[meters]]``. The parameters of
     its ``__init__`` after ``context`` are keys of that table. A method ``on_KIND(time, fields)``,
     such as ``on_task_end``, receives the records of that kind. A checkpoint saves all attributes
-    except those named in ``fixed``. They may be numbers, text, lists, dicts and arrays of numpy.
+    except those named in ``fixed``. Saved attributes may be numbers, text, lists, dicts and arrays of
+    numpy.
 
     Attributes:
         entry: name of the meter's entry in ``summary.json``; by default the name of the class.
@@ -491,7 +492,8 @@ def _call(
         arguments: arguments of the method.
 
     Raises:
-        SimulationError: the method raises an error that is not one of fedsim's.
+        SimulationError: the method raises an error whose class is not from fedsim. Errors of fedsim
+            pass unchanged.
     """
     try:
         return hook(*arguments)

@@ -97,7 +97,8 @@ class Zone:
         # ``_hours``: carbon intensity of each hour of the day (g/J)
         if self._is_constant:
             return joules * self._hours[0]
-        if end <= start:  # at one instant; ``_offset`` is the time of day at the start of the run
+        # energy of an instant; ``_offset`` is the time of day in the zone at the start of the run
+        if end <= start:
             hour = int((start + self._offset) % DAY_S // _HOUR_S)
             return joules * self._hours[hour]
         return joules * (self._integral(end) - self._integral(start)) / (end - start)
@@ -257,8 +258,8 @@ class EnergyMeter(Meter):
 
         Args:
             time: time up to which idle energy is added (s).
-            is_run_over: whether all tails are added in full; otherwise, those that have ended by
-                ``time``.
+            is_run_over: whether all tails are added in full; otherwise, only the tails that have ended
+                by ``time``.
         """
         self._book_server_side(
             PLACES, "idle_w", time - self._places_since, self._places_since, time
@@ -305,7 +306,7 @@ class EnergyMeter(Meter):
             self._tasks[task] = begin, drawn + joules
         elif is_wasted:
             self.wasted += joules
-        elif task in self._at_edges:  # its update may still be lost at an edge server
+        elif task in self._at_edges:  # the task's update may still be lost at an edge server
             self._at_edges[task] += joules
 
     def on_task_start(self, time: float, fields: TaskFields) -> None:

@@ -173,7 +173,7 @@ class Bill(Meter):
 def _kind_of(endpoint: str) -> str:
     """Return the kind of an endpoint: ``device`` for ``device 3``, ``edge`` for ``edge 1``.
 
-    Any other name, such as of a part of the server, gives ``server``.
+    Any other name, such as that of a part of the server, gives ``server``.
     """
     kind = endpoint.partition(" ")[0]
     return kind if kind in ("device", "edge") else "server"

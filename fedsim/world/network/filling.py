@@ -190,8 +190,8 @@ class Filling:
         self._sent = np.empty(0)  # bytes on the wire
         self._cap = np.empty(0)  # highest rate, in addition to the limits by links (bytes/s)
         self._weight = np.empty(0)
-        self._rate = np.empty(0)  # bytes/s
-        self._end = np.empty(0)  # s
+        self._rate = np.empty(0)  # bytes/s on the wire
+        self._end = np.empty(0)  # end at the present rate (s)
         self._route = np.zeros((0, 1), dtype=np.int64)  # indices of links, padded [flows, hops]
         # ID, size, sent bytes, cap, weight and links of each flow that ``share`` adds
         self._entering: list[tuple[int, float, float, float, float, list[int]]] = []

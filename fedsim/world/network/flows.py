@@ -512,7 +512,7 @@ class Network(RunningFlows):
         self._started = state["started"]  # count of flows so far
         self._flows = state["flows"]
         self._general = state["general"]
-        # in the saved order, in which flows are updated
+        # the saved order is kept, because flows are updated in this order
         self._running = {flow_id: self._flows[flow_id] for flow_id in state["running"]}
         uploads = [flow for flow in self._flows.values() if flow.source != SERVER]
         self._uploads = Counter(flow.destination for flow in uploads)
@@ -573,7 +573,7 @@ class Network(RunningFlows):
 
         Events are the end of a flow, of a slow-start window's round trip, and a change of a trace.
         """
-        when = now  # if flows have ended, their ``done`` is called by the alarm
+        when = now  # if flows have ended, an alarm at ``now`` calls their ``done``
         if not self._arrived:
             when = on_grid_after(min(map(_NEXT_END, self._rules)))
         if self._slow_start:

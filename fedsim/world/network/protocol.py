@@ -93,7 +93,7 @@ class Protocol(Spec):
 
     @property
     def weighs(self) -> bool:
-        """Whether the weights of flows, by which a link is divided among them, may differ."""
+        """Whether flows may have different weights, by which a link is divided among them."""
         return self.weight_spread > 1 or self.weight_by_round_trip > 0 or self.late_weight < 1
 
     @returns("a finite number above 0", find_outside(above=0.0))
@@ -174,7 +174,7 @@ class Protocol(Spec):
 class Fluid(Protocol):
     """Protocol without headers and slow start: a flow has its full rate from the first byte on.
 
-    Flows on a link get equal shares of it.
+    Flows on a link get equal shares of the link's rate.
     """
 
     kind: Literal["fluid"] = "fluid"

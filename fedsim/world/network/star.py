@@ -181,7 +181,7 @@ class StarDirection:
         else:
             start = tier.clock + tier.rate * (now - tier.since)
             self._room -= cap * units
-        if sent:  # as if the flow had begun earlier in this tier
+        if sent:  # the flow counts as begun earlier in this tier
             start -= sent / weight
         tier.count += 1
         tier.weight += units
@@ -232,7 +232,8 @@ class StarDirection:
                 self._since = now
             else:
                 self._move(now)
-            # remove the flows of this tier that end together; entries of former flows are skipped
+            # Remove the flows of this tier that end together. Entries of flows that have left the
+            # tier are skipped.
             tier = self._tiers[cap]
             flows = tier.flows
             finish = flows[0][0]

@@ -158,7 +158,7 @@ class Assignment:
             link: index of the link: for a device's own link, the index of the device; for a shared
                 link, its position in ``SharedLinks.names``.
         """
-        number = link % len(self.traces)  # in turn, unless drawn
+        number = link % len(self.traces)  # links get the traces in turn, unless they draw them
         if self.is_drawn:
             number = int(self.streams.uniform(self.purpose, link, _TRACE) * len(self.traces))
         trace = self.traces[number]
@@ -383,7 +383,7 @@ class LinkTraces:
             add_link(-1, name, assignment.of(number))
         piece_columns = ("trace", "name", "length", "loops", "since", "value")
         pieces: TraceColumns = {column: [] for column in piece_columns}
-        # only traces that a listed link follows have got a number
+        # a trace has a number here if a listed link follows it
         for trace, number in numbers.items():
             count = len(trace.since)
             pieces["trace"] += [number] * count

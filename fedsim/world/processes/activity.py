@@ -184,7 +184,7 @@ class ComputeActivity(Activity):
         number: ID of the computation.
         device: index of the device.
         began: begin of the computation (s).
-        ends: its end at the present speed (s).
+        ends: end of the computation at the device's present speed (s).
         until: time from which the device is unavailable (s).
         pace: factor of the device's speed.
     """
@@ -273,8 +273,8 @@ class ComputeActivity(Activity):
             self._end(outcome)
 
     def saved(self) -> ComputationState:
-        """Return the constructor's arguments after ``on_end``, for a snapshot of the run.
+        """Return the constructor's arguments from ``call`` to ``pace``, for a snapshot of the run.
 
-        A resumed run constructs the computation again from them.
+        A resumed run constructs the computation again from these arguments.
         """
         return self.call, self.number, self.device, self.began, self.ends, self.until, self._pace

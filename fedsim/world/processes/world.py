@@ -86,7 +86,7 @@ class ProcessServices(Effects, Protocol):
         Args:
             process: index of the process in ``[world] processes``; the length of this list for a
                 process that is started from Python.
-            state: arguments of ``ComputeActivity`` after ``on_end``.
+            state: arguments of ``ComputeActivity`` from ``call`` to ``pace``.
         """
 
 

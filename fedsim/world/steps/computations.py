@@ -71,7 +71,7 @@ class EpochStep(TaskStep):
         return True
 
 
-# not frozen, because the construction would take several times as long
+# not frozen, because the construction of a frozen object takes several times as long
 @dataclass(slots=True, unsafe_hash=True)
 class Train(EpochStep):
     """Task step in which the device trains on its own data, perhaps within a time limit.
@@ -107,7 +107,7 @@ class Train(EpochStep):
         done = bisect_right(ends, services.simulation.now)  # count of the complete epochs
         # with ``cut_undoes``, an epoch that the limit cuts off undoes the whole training
         is_undone = limit.cut_undoes and done < len(ends)
-        # with fewer epochs than ``at_least`` the device is slow, unless it was interrupted
+        # a device with fewer epochs than ``at_least`` is slow, unless the step was interrupted
         is_slow = cause is None and (is_undone or done < limit.at_least)
         # a slow device that may go on answers with the untrained model; otherwise it is late
         task.epochs = 0 if is_slow and limit.go_on else done

@@ -67,11 +67,11 @@ def append_row(values: AnyArray, row: float | AnyArray) -> AnyArray:
 
 
 def part_of(amounts: Floats, share: Floats | None) -> Floats:
-    """Return the changes of flows in the part of a planned step that is carried out, [flows].
+    """Scale amounts of a planned time step to the part of the step that is carried out; [flows].
 
     Args:
-        amounts: changes in the whole step, such as sent bytes, float64 [flows].
-        share: part that is carried out, 0 to 1, float64 [flows]; None for the whole step.
+        amounts: amounts of the whole step, such as sent bytes, float64 [flows].
+        share: part of the step that is carried out, 0 to 1, float64 [flows]; None for the whole step.
     """
     return amounts if share is None else share * amounts
 
@@ -237,10 +237,10 @@ def grow(
         senders: the flows.
         control: ``cubic`` or ``reno``; ``grow_by_bandwidth`` has the growth of BBR's windows.
         acked: acknowledged segments, [flows].
-        is_limited: whether the window limits the flow's rate; only such windows grow; [flows].
+        is_limited: whether the window limits the flow's rate, [flows]; other windows do not grow.
         now: the time of the acknowledgements (s).
-        delay: round trip, the time in queues included (s), [flows]; CUBIC's target is the window that
-            its curve has one such round trip later.
+        delay: round trip, the time in queues included (s), [flows]; CUBIC's target is the value of
+            its window curve one such round trip later.
     """
     window = senders.window
     # in slow start, each acknowledged segment lets the window grow by one, up to the threshold
@@ -276,8 +276,8 @@ def grow(
 def reduce(senders: Senders, control: Control, has_lost: Flags) -> None:
     """Reduce the congestion windows of flows whose senders have learned of a loss.
 
-    The window is multiplied by 0.7 with CUBIC and by 0.5 with Reno, but stays at least 2 segments. It
-    is also the new slow start threshold.
+    The window is multiplied by 0.7 with CUBIC and by 0.5 with Reno, but stays at least 2 segments.
+    The reduced window is also the new slow start threshold.
 
     Args:
         senders: windows of all flows, which are changed.

@@ -8,7 +8,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.saved import saved
 from fedsim.world.network.queues.step_plan import Level, QueueingRules
 
-UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
+UNLIMITED = 1e15  # rate (bytes/s) that stands for an infinite rate
 
 
 @saved()
@@ -97,7 +97,7 @@ class QueuedLinks:
             New number of each of the other links, by its number in ``others``, int64 [links].
         """
         self.grouped = 0
-        # by old number; number 0, which pads routes, remains 0
+        # old number -> new number; number 0, which pads routes, remains 0
         new_numbers = np.zeros(len(others.capacity), dtype=np.int64)
         for name, number in others.names.items():
             new_numbers[number] = self.names.setdefault(name, len(self.names) + 1)
@@ -119,9 +119,9 @@ class QueuedLinks:
         """
         self.grouped = 0
         used = np.union1d(route, [0])  # old numbers, ascending; 0 is kept as the padding
-        new_numbers = np.zeros(len(self.capacity), dtype=np.int64)  # by old number
+        new_numbers = np.zeros(len(self.capacity), dtype=np.int64)  # old number -> new number
         new_numbers[used] = np.arange(len(used))
-        names = list(self.names)  # in the order of their numbers, which begin with 1
+        names = list(self.names)  # names in the order of the links' numbers, which begin with 1
         self.names = {names[number - 1]: new_numbers.item(number) for number in used[1:].tolist()}
         self.capacity = self.capacity[used]
         self.length = self.length[used]
@@ -203,7 +203,7 @@ def label_components(route: Ints, links: int) -> Ints:
     while True:
         # least label of the flows on each link, [links]
         least_label = np.full(links, flows)
-        labels_by_hop = np.repeat(labels, route.shape[1])  # each flow's label for each of its links
+        labels_by_hop = np.repeat(labels, route.shape[1])  # the flow's label, once for each hop
         np.minimum.at(least_label, route.ravel(), labels_by_hop)
         least_label[0] = flows  # the padding connects no flows
         # least label of the links on each flow's route, [flows]

@@ -98,7 +98,7 @@ class Movement:
         if self._losses.may_lose:
             lost = self._lose(self._losses.at_sender, sent)
             entering = sent - lost
-        amounts.arriving[:, 0] += entering  # at the first link of each route
+        amounts.arriving[:, 0] += entering  # bytes arrive at the first link of each route
 
     def pass_level(self, level: Level, credit: Floats) -> None:
         """Let a group of links send the bytes in their queues and the bytes that arrive there.
@@ -138,7 +138,7 @@ class Movement:
         goes_on = ~is_last
         # the next cell is the next link on the route of the same flow
         arriving[cells[goes_on] + 1] += leaving[goes_on]
-        self._loads.append((level, load))  # for ``busy``
+        self._loads.append((level, load))  # ``busy`` needs the loads
 
     def _serve_full(
         self,
@@ -166,7 +166,7 @@ class Movement:
         amounts = self.bytes
         queues = amounts.batches.reshape(-1, amounts.batches.shape[2])
         links = level.links[rows]
-        # bytes by batch, the time step in which they came; the last batch is of this step
+        # bytes by batch: a batch came in one time step, the last batch in this step
         queued = queues.take(level.cells[rows], axis=0)
         queued[:, -1] += arrived[rows]
         totals = sum_by_link(queued, links, len(load))

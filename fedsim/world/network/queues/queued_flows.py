@@ -68,14 +68,14 @@ class QueuedFlows:
         # arrays with a row for each flow; bytes are on the wire
         self._id = np.empty(0, dtype=np.int64)
         self._size = np.empty(0)
-        self._sent = np.empty(0)  # bytes that left the sender, retransmissions included
+        self._sent = np.empty(0)  # bytes that have left the sender, retransmissions included
         self._delivered = np.empty(0)
         self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
         self._lost = np.empty(0)  # bytes dropped, of which the sender knows
         # credit (bytes), by which ``choose_drops`` chooses the flow that loses the next packet: it
         # grows by expected losses, and shrinks at each loss
         self._credit = np.empty(0)
-        # whether the first link makes the sender wait, so that late acknowledgements do not matter
+        # whether the flow's first link makes the sender wait; late acknowledgements then have no effect
         self._held = np.empty(0, dtype=bool)
         # acknowledged bytes at which a sender learns of its drops; infinity without drops
         self._mark = np.empty(0)
@@ -160,7 +160,7 @@ class QueuedFlows:
         self._size = append_row(self._size, flow.size)
         for name in _ZERO_AT_FIRST:
             setattr(self, name, append_row(getattr(self, name), 0.0))
-        self._mark = append_row(self._mark, math.inf)  # no loss yet
+        self._mark = append_row(self._mark, math.inf)  # infinity: no loss yet
         self._held = append_row(self._held, False)
         self._lasts = append_row(self._lasts, len(numbers) - 1)  # position of its last link
         self._route = append_row(self._route, np.array(padded, dtype=np.int64))

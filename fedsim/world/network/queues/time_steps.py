@@ -559,7 +559,7 @@ class LinkComponent(SteadyFlows):
         parts[is_complete] = np.maximum(movement.busy()[is_complete], _LEAST_BUSY)
         share_needed = missing[is_complete] / np.maximum(delivered[is_complete], NO_BYTES)
         delays_s = length_s * parts[is_complete] * np.clip(share_needed, 0.0, 1.0)
-        # an end is after the begin of the step, even if the delay is rounded to nothing
+        # an end is after the begin of the step, even if the time until the end is rounded to 0
         ends[is_complete] = np.maximum(
             self._since + delays_s, math.nextafter(self._since, math.inf)
         )
