@@ -284,9 +284,14 @@ class Capacity:
         return flops
 
     def powers(self) -> dict[str, Floats]:
-        """Return powers and energies per byte of each device, by its kind: name -> float64 [devices].
+        """Return the energy coefficients of each device, which follow from its kind.
 
-        The names are keys of ``KIND_POWERS``, such as ``idle_w``; empty if devices have no kinds.
+        They are powers (W), energies per byte (J), and the time for which a radio stays awake after a
+        transfer (s).
+
+        Returns:
+            Name (a key of ``KIND_POWERS``, such as ``idle_w``) -> float64 [devices]; empty if devices
+            have no kinds.
         """
         if self.which is None:
             return {}
@@ -316,7 +321,7 @@ class CapacityModel(Spec):
         raise NotImplementedError
 
     def jitters(self, streams: Streams, devices: int) -> Floats | None:
-        """Return how much the epoch times of each device vary by its kind.
+        """Return how much epoch times vary at random on each device, by the device's kind.
 
         The key ``population.jitter``, if it is set, replaces these values.
 

@@ -67,16 +67,16 @@ class EpochTimer:
         self._budget_used: dict[int, float] = {}
 
     def take_budget(self, device: int) -> float:
-        """Return the time (s) that a device's last task has used of its time budget, and forget it.
+        """Return the time (s) that a device's previous task has used of its time budget; forget it.
 
         ``TaskRunner.start`` subtracts this time from the budget of a new task that continues the
-        last task.
+        previous task.
 
         Args:
             device: index of the device.
 
         Returns:
-            The time; 0 if the last task had no budget (``Limit.budget``).
+            The time; 0 if the previous task had no budget (``Limit.budget``).
         """
         return self._budget_used.pop(device, 0.0)
 

@@ -33,8 +33,8 @@ class StepTrace:
 
     Args:
         name: name of the trace in error messages.
-        times: begins of the values (s), not descending; the first is the begin of the trace.
-        values: the values.
+        times: begins of the values (s), not descending; the first time is the begin of the trace.
+        values: the value from each of the ``times`` on.
         end: end of the trace (s), above the last begin.
         loops: whether the trace begins anew at its end; else its last value lasts.
 

@@ -39,7 +39,7 @@ Ending = tuple[Cause | None, dict[str, object]]
 
 
 class WorkAmounts(Protocol):
-    """Interface of the step ``Work``: work amounts from which ``DeviceTimes`` computes a time."""
+    """Attributes of the step ``Work``: amounts of work, from which ``DeviceTimes`` computes a time."""
 
     @property
     def samples(self) -> float:
@@ -55,7 +55,7 @@ class WorkAmounts(Protocol):
 
 
 class HostQueue(Protocol):
-    """Interface of ``Hosts`` for task steps: machines whose cores several devices share."""
+    """Methods of ``Hosts`` that task steps call; a host is a machine on which several devices run."""
 
     def steps_until_admitted(self, task: "Task") -> "tuple[TaskStep, ...]":
         """Request a worker (a place to run) on its device's host for a task that begins.
@@ -73,7 +73,7 @@ class HostQueue(Protocol):
 
 
 class DeviceTimes(Protocol):
-    """Interface of ``Population`` for task steps: times of work without random variation."""
+    """Methods of ``Population`` that task steps call: times of work without random variation."""
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Time of an epoch of a training on ``samples`` samples (s)."""
@@ -92,7 +92,7 @@ class DeviceTimes(Protocol):
 
 
 class ComputationTimer(Protocol):
-    """Interface of ``EpochTimer`` for task steps: it ends trainings and evaluations at their time."""
+    """Methods of ``EpochTimer`` that task steps call, so that trainings and evaluations end in time."""
 
     @property
     def hosts(self) -> "HostQueue | None":
@@ -128,7 +128,7 @@ class ComputationTimer(Protocol):
 
 
 class ChargeWatch(Protocol):
-    """Interface of ``BatteryWatch`` for task steps: it ends tasks whose device's battery is flat."""
+    """Methods of ``BatteryWatch`` that task steps call; it ends a task if the battery becomes flat."""
 
     def predict(self, task: "Task") -> None:
         """Predict when the battery of a task's device will be flat; set an alarm for that time."""
@@ -138,7 +138,7 @@ class ChargeWatch(Protocol):
 
 
 class StepServices(Protocol):
-    """Interface of ``TaskRunner`` for steps of tasks: its clock, network, timers and batteries."""
+    """Attributes and methods of ``TaskRunner`` that task steps use: clock, network, timers ..."""
 
     @property
     def simulation(self) -> Simulation:
@@ -246,7 +246,7 @@ class TaskStep:
 
         Args:
             task: the task whose step is running.
-            services: what a step can use of the world, such as the clock.
+            services: services of the world, as in ``begin``.
         """
         alarm = task.alarm  # an alarm for the end of the step has the kind ``step``
         if alarm is None or alarm.name[0] != "step" or task.fails:
@@ -451,6 +451,6 @@ def in_line(
         resource: the slots of a direction, or the workers of a host.
         tasks: ID -> each task that has not ended.
     """
-    # the task of a request is found by the request itself, an object, which each task stores
+    # each task stores its request object, by whose identity the task of a request is found
     task_of = {id(getattr(task, name)): task_id for task_id, task in tasks.items()}
     return [task_of[id(request)] for request in (*resource.users, *resource.queue)]

@@ -206,7 +206,7 @@ class AcknowledgedFlows(QueuedFlows):
         # bytes that the window still allows, and bytes that are still to be sent (lost ones again)
         free_window = senders.window * self._rules.packet + acked + self._lost - self._sent
         unsent = self._size + self._lost - self._sent
-        # indices of the flows whose sender has bytes, but no room for a packet in its window
+        # indices of the flows whose sender has bytes to send, but no room for a packet in the window
         waiting = ((free_window < self._rules.packet) & (unsent > NO_BYTES)).nonzero()[0]
         if not len(waiting):
             return length_s

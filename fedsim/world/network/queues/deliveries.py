@@ -134,7 +134,7 @@ class Deliveries:
         high = curves.take(row_after * columns + self._columns)
         begin = past.take(row_before)
         interval_s = past.take(row_after) - begin
-        # after the last stored time both rows are the last one: any length but 0 serves
+        # outside the stored times both rows are the same, and any length but 0 serves
         interval_s[interval_s <= 0] = 1.0
         share = np.minimum(np.maximum((times - begin) / interval_s, 0.0), 1.0)
         acked: Floats = low + (high - low) * share

@@ -147,7 +147,7 @@ class QueuedLinks:
         flows, positions = (np.arange(hops) <= lasts[self.grouped :, None]).nonzero()
         flows += self.grouped
         links = route[flows, positions]
-        # phase 2: furthest position of each link; known for the links of the last grouping
+        # phase 2: furthest position of each link; the last grouping has stored those of its links
         known_links = len(self._furthest) if self.grouped else 0
         furthest = np.zeros(len(self.capacity), dtype=np.int64)
         furthest[:known_links] = self._furthest[:known_links]

@@ -30,10 +30,10 @@ class NewFlow(NamedTuple):
     Attributes:
         id: ID of the flow.
         size: bytes of the flow on the wire.
-        route: name and rate (bytes/s) of each of its links, in the order in which its bytes pass
-            them.
+        route: name and rate (bytes/s) of each link of the flow, in the order in which bytes pass the
+            links.
         ends: IDs of sender and receiver.
-        loss_key: seed of its random packet losses.
+        loss_key: seed of the flow's random packet losses.
         sender: congestion window and related values: attribute of ``Senders`` -> value.
         estimates: estimates of BBR: attribute of ``BbrSenders`` -> value.
     """

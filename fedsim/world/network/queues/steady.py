@@ -38,9 +38,9 @@ class Bottlenecks:
 class SteadyFlows(AcknowledgedFlows):
     """Base of ``LinkComponent`` that replaces many short time steps by one long step if possible.
 
-    The long step lasts until the next flow ends. For this all flows must be steady: each is delivered
-    at the rate of its slowest link, because the link has enough rate for all of its flows, and the
-    window and queue are so large that the link never idles.
+    The long step lasts until the next flow ends. It is possible if all flows are steady: each flow is
+    delivered at the rate of its slowest link. This link then has enough rate for all of its flows,
+    and the window and queue are so large that the link never idles.
 
     Args:
         rules: congestion control, sizes of queues, and size of packets.

@@ -61,7 +61,8 @@ class LinkComponent(SteadyFlows):
     Flows in different sets (components) share no link, so ``Queueing`` computes each set separately.
     Two flows without a common link are in one component if a third flow shares a link with each.
     ``plan`` computes how all bytes move in the next step of simulated time, without moving them.
-    ``commit`` moves them up to a given time. It must be called before any flow or link is changed.
+    ``commit`` moves the bytes up to a given time. It must be called before any flow or link is
+    changed.
 
     Args:
         rules: congestion control, sizes of queues, and size of packets.
@@ -222,7 +223,10 @@ class LinkComponent(SteadyFlows):
         return self._plan is not None and self._since + self._plan.length_s <= now
 
     def _find_next_end(self, plan: StepPlan) -> None:
-        """Set ``next_end`` to the next end of a flow that was not returned, or of the step."""
+        """Set ``next_end`` to the end of the step, or the end of a flow that was not returned yet.
+
+        The earlier of these ends is the next one.
+        """
         self.next_end = self._since + plan.length_s
         if plan.parts is not None:
             later = plan.ends[plan.ends > self._told]
@@ -443,7 +447,7 @@ class LinkComponent(SteadyFlows):
         packet = self._rules.packet
         end = self._since + length_s
         acked = self._history.at(end - senders.round_trip)
-        # limit 1: the window, less the bytes that are not acknowledged (lost bytes do not count)
+        # limit 1: the window, less the sent bytes that are neither acknowledged nor known to be lost
         growth = self._growth_by_acks(acked_before, acked, end, delays)
         allowed = (senders.window + growth.windows) * packet + acked + self._lost - self._sent
         # within a step that is longer than its round trip, a held sender sends several windows
