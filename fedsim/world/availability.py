@@ -46,7 +46,7 @@ def _find_wrong_spans(
     spans: tuple[AnyArray, AnyArray], paths: object, devices: Ints, times: Floats
 ) -> str:
     """Describe the first mistake in the result of ``Availability.spans``; empty if it is right."""
-    on, ends = spans  # whether each device is on at its time, and until when (s)
+    on, ends = spans  # whether each device is on at its time in ``times``, and end of its phase (s)
     mistake = _find_wrong_flags(on, paths, devices, 0.0)
     if mistake:
         return mistake
@@ -306,8 +306,8 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         time[unfinished] = until
         row_counts[unfinished] += is_change
         complete_count = int(np.searchsorted(np.cumsum(row_counts), most, side="right"))
-        # without ``now < until``, a user's phase that ends when it begins would be looked up
-        # forever
+        # Without ``now < until`` the loop would not end if a phase of a user's model ends when it
+        # begins.
         unfinished = unfinished[(now < until) & (until <= end) & (unfinished < complete_count)]
     # rows of the devices that are complete, sorted by device; a stable sort keeps the order of time
     position_of_row = np.concatenate(positions)

@@ -160,7 +160,7 @@ class _Course:
             # a tail does not continue after the restart of a flat device
             point.tail = 0.0 if point.flat else point.tail
         else:
-            # ``to`` is rounded to a tick: without the bounds, the level could pass them.
+            # ``to`` is rounded to a tick, so that the level could be below 0 or above the capacity
             point.level = min(max(0.0, point.level + self.net_w * seconds), self.capacity)
         point.at = to
 
@@ -273,7 +273,7 @@ class Batteries:
             self._follow_breakpoints(device, self._point(device), now, is_final=True)
         turns = self._turns.get(device, _NO_TIMES)  # times of changes between flat and not flat
         passed = bisect_right(turns, time)  # count of the changes until ``time``
-        is_odd = bool(passed % 2)  # an even count of changes cancels out
+        is_odd = bool(passed % 2)  # after an even count of changes the first state is back
         was_up = self._columns["initial_j"].item(device) > 0
         is_up = was_up != is_odd
         start = turns[passed - 1] if passed else 0.0
@@ -354,7 +354,7 @@ class Batteries:
         reserve = load.byte * remaining
         load.is_at_risk = reserve >= point.level
         load.rate = 0.0
-        if load.is_at_risk:  # the bytes draw a power at the present rate instead
+        if load.is_at_risk:  # no reserve is set aside, and the bytes at the present rate draw power
             load.rate = rate
             reserve = 0.0
         point.level -= reserve

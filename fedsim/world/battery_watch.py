@@ -74,7 +74,7 @@ class BatteryWatch:
         """
         batteries = self._find_batteries(task)
         if batteries is not None:
-            task.cancel("battery")  # the alarm of the last prediction
+            task.cancel("battery")  # cancel the alarm of the previous prediction
             self._at_risk.pop(task.id, None)
             task.flat_at = math.inf  # the next step makes a new prediction
             batteries.end_step(task.device, sent, is_flat=is_flat)

@@ -219,7 +219,7 @@ class DeviceTable:
                 raise self.wrong(row, column, "every row needs a value")
             names.append(device_name(cell))
         indices = number_devices(names, devices)
-        if isinstance(indices, str):  # the first name that breaks the rule
+        if isinstance(indices, str):  # text: the first name that breaks the rule
             raise self.wrong(names.index(indices), column, naming_rule(devices))
         return [indices[name] for name in names]
 

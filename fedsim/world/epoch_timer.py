@@ -63,7 +63,7 @@ class EpochTimer:
         self.paces: dict[int, float] = {}
         # ID of a task whose pace has changed -> ends of its epochs, up to the running epoch (s)
         self._fixed_ends: dict[int, list[float]] = {}
-        # device -> time (s) of its budget that its last task has used
+        # device -> time (s) that the device's previous task has used of its budget
         self._budget_used: dict[int, float] = {}
 
     def take_budget(self, device: int) -> float:
@@ -264,7 +264,7 @@ class EpochTimer:
         if self.hosts is None:
             return {}
         is_due = cause is None and self.hosts.is_due(task)
-        # ``epoch_ends`` lacks the epoch that was running: it ends now if it is due, else never
+        # ``epoch_ends`` lacks the running epoch, which ends now if it is due, and otherwise never
         if self.hosts.stop(task) and task.epoch_ends is not None:
             task.epoch_ends.append(now if is_due else math.inf)
         return {"core_s": self.hosts.used_s(task)}
@@ -278,7 +278,7 @@ class EpochTimer:
             device: index of the device.
             pace: factor of the device's usual speed, above 0.
         """
-        before = self.paces.pop(device, 1.0)  # the former factor
+        before = self.paces.pop(device, 1.0)  # the former factor of the speed
         if pace != 1.0:
             self.paces[device] = pace
         task = self._runner.task_of(device)

@@ -236,7 +236,7 @@ class Messages:
         source = message.source
         destination = message.destination
         delivered = self.delivered(message)
-        # the server has the lowest ID, so that the other endpoint has the greater one
+        # the server has the lowest ID of all, so the greater ID is that of the other endpoint
         edge = network.edge_at(max(source, destination))
         fields: dict[str, object] = {"round": message.round}
         if edge is not None and SERVER in (source, destination):

@@ -65,11 +65,11 @@ class Phases:
         self._first_purpose = f"{purpose}/first"
         self._means = (mean_off, mean_on)  # indexed by whether the phase is on
         self._share_on = mean_on / (mean_on + mean_off)
-        # look-ups of less time (s) are not checked for too many phases
+        # a look-up that is less time (s) ahead is not checked for too many phases
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)
         self._rows = DeviceRows(devices)
-        # Phase of the last look-up in each row of the cache. Before the first look-up it ends at 0,
-        # which no phase does.
+        # Phase of the last look-up in each row of the cache. Before the first look-up, the end is 0,
+        # at which no phase ends.
         self._count = np.zeros(self._rows.length, dtype=np.int64)  # index k of the phase
         self._on = np.zeros(self._rows.length, dtype=np.bool_)
         self._start = np.zeros(self._rows.length)
@@ -180,13 +180,13 @@ class Phases:
             rows: row of each device in the stored arrays, int64 [n].
             times: a time for each device (s), float64 [n].
         """
-        # before the cached phase, or without a cached phase (which would end after 0)
+        # the time is before the cached phase, or no phase is cached: a cached phase ends after 0
         is_unknown = (times < self._start[rows]) | (self._end[rows] == 0.0)
         if is_unknown.any():
             self._cache_first(devices[is_unknown], rows[is_unknown])
         end = self._end[rows]
         behind = np.flatnonzero(end <= times)  # positions of devices that need further phases
-        if behind.size:  # an error if the farthest time is too many phases ahead
+        if behind.size:  # ``check_walk`` raises if the farthest time is too many phases ahead
             farthest = int(behind[np.argmax(times[behind] - end[behind])])
             self.check_walk(int(devices[farthest]), end.item(farthest), times.item(farthest))
         while behind.size:

@@ -320,7 +320,7 @@ class PopulationSpec(Spec):
         """
         if rooflines is not None:
             if self.local is None or self.local.batch_size is None:
-                # an error if no device has the memory for its usual training
+                # raises an error if no device has the memory for its usual training
                 rooflines.check(int(samples.min()))
             speed = rooflines.speeds()
         _check_speed(speed)

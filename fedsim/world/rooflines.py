@@ -129,7 +129,7 @@ class Rooflines:
         self._cost_of = cost_of
         self._usual = usual or [Training(start=None)] * len(kinds)
         self.layers = layers
-        # results of these methods by their arguments, as many devices have equal trainings
+        # the results of these methods are cached, as many devices have equal trainings
         self._batch_s = cache(self._compute_batch_s)
         self._smaller = cache(self._make_smaller)
 
@@ -173,14 +173,14 @@ class Rooflines:
         kind = int(self.which[device])
         if not samples:
             return self.kinds[kind].epoch  # the fixed time of an epoch
-        # a count of steps is whole passes over the samples, and single batches of the next pass
+        # a count of steps is divided into whole passes over the samples, and single batches
         batching = training.batching(self._batching)
         whole_passes = 1
         single_batches = 0
         match training.amount:
             case LocalSteps(count, only_batch=None):
                 whole_passes, single_batches = divmod(count, batching.count(samples))
-            case LocalSteps(count):  # all steps on one batch
+            case LocalSteps(count):  # all steps use one batch
                 whole_passes = 0
                 single_batches = count
         size = min(batching.size, samples)

@@ -114,7 +114,7 @@ class TaskRunner:
         self._env.declare_alarm("step", self._set_step_end)
         self._env.declare_alarm("disconnection", self._set_disconnection)
         self.running: dict[int, Task] = {}  # task ID -> task that has not ended
-        self._working: dict[int, Task] = {}  # device -> its task
+        self._working: dict[int, Task] = {}  # device -> its running task
         self.computing = EpochTimer(self, compute, host)
         self.battery_watch = BatteryWatch(self, batteries)
         self.slots = MessageSlots(self.running)

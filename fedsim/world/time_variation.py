@@ -61,7 +61,7 @@ class TimeVariation:
     ) -> None:
         self._streams = streams
         by_device = alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter)
-        # different coefficients of variation (jitters), and the index of each device's
+        # different coefficients of variation (jitters), and the index of each device's coefficient
         jitters, which = distinct(by_device)
         # sigmas of the lognormal distributions with these coefficients of variation
         sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in jitters.tolist()])
@@ -195,8 +195,8 @@ def _equal_ends(
         horizon: simulated time (s) up to which ends are needed, not after ``limit``.
     """
     count = epochs
-    # The count is not cut if an epoch's time rounds to 0 ticks. It may be 0, or so small that the
-    # quotients below would be infinite.
+    # The count is not cut if an epoch's time rounds to 0 ticks: the time may be 0, or so small that
+    # the quotients below would be infinite.
     if on_grid(epoch_s) > 0:
         if limit < math.inf:  # count of the epochs that begin before the limit
             count = min(count, math.ceil((limit - start) / epoch_s))

@@ -247,7 +247,7 @@ class Meters:
         # kind of record -> entry of each meter with a method ``on_KIND``, and this method; a kind
         # is added with its first record
         self._listeners: dict[str, list[tuple[str, _Listener]]] = {}
-        # meters that override ``on_step``, and that override ``on_transfer``, with their entries
+        # meters that override ``on_step``, and meters that override ``on_transfer``, with their entries
         self._steps: list[tuple[str, Meter]] = []
         self._transfers: list[tuple[str, Meter]] = []
         for entry, meter in self._all.items():
@@ -271,7 +271,7 @@ class Meters:
             For each such meter, the name of its entry in the summary, and the method.
         """
         name = "on_" + re.sub(r"\W", "_", kind)
-        if hasattr(Meter, name):  # ``on_step`` and ``on_transfer``, which take no records
+        if hasattr(Meter, name):  # ``on_step`` and ``on_transfer`` are not for records
             return []
         listeners = []
         for entry, meter in self._all.items():

@@ -265,7 +265,7 @@ class EnergyMeter(Meter):
             PLACES, "idle_w", time - self._places_since, self._places_since, time
         )
         self._places_since = time
-        # a copy, as ``_end_tail`` removes the tail from ``_tails``
+        # the loop is over a copy, as ``_end_tail`` removes a tail from ``_tails``
         for device, (begin, _, _) in list(self._tails.items()):
             if is_run_over:
                 self._end_tail(device, math.inf)
@@ -301,7 +301,7 @@ class EnergyMeter(Meter):
             is_wasted: whether the task has ended and its result is not used, so that the energy
                 counts as wasted.
         """
-        if task in self._tasks:  # still running
+        if task in self._tasks:  # the task is still running
             begin, drawn = self._tasks[task]
             self._tasks[task] = begin, drawn + joules
         elif is_wasted:
@@ -352,7 +352,7 @@ class EnergyMeter(Meter):
         )
         # a record names the sender or receiver only if it is an edge server instead of the server
         if "sender" in fields or "receiver" in fields:
-            self._at_edges[task] = 0.0  # replaced at the end of the task
+            self._at_edges[task] = 0.0  # the energy is stored here at the end of the task
             self._book_server_side(("edge",), "j_byte", delivered, start, end)
         else:
             self._book_server_side(PLACES, "j_byte", delivered, start, end)

@@ -217,7 +217,7 @@ class Endpoints(ABC):
         """
         device = destination if source == SERVER else source
         if (source == SERVER or destination == SERVER) and device < self.devices:
-            return self.latencies.item(device)  # between the server and a device
+            return self.latencies.item(device)  # latency between the server and a device
         return on_grid(self._exact_latency_s(source, destination))
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
@@ -320,7 +320,7 @@ class Endpoints(ABC):
         period = self.devices
         if self.repeats:
             period = min(self.repeats, self.devices)
-        narrowest_rates = []  # least rate of the shared links of each of the first devices
+        narrowest_rates = []  # least rate of the shared links, for each of ``period`` devices
         for device in range(period):
             links = self.links_between(*ends(device, direction))
             narrowest_rates.append(min([rate for _, rate in links], default=math.inf))
@@ -406,7 +406,7 @@ def _refuse_wrong_values(
     rate_rule = "B/s; a rate must be above 0"
     latency_rule = "s; it must be finite and not negative"
     is_latency = (latency >= 0) & (latency < np.inf)
-    # name of the values, values of the devices, whether each is allowed, and the rule in words
+    # for each check: name and values, whether each value is allowed, and the rule in words
     checks = [
         ("link down", down, down > 0, rate_rule),
         ("link up", up, up > 0, rate_rule),

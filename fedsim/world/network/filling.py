@@ -156,7 +156,7 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
         # what each link of a route offers to each of its unsettled flows, [flows, hops]
         shares = (remaining / np.where(link_weight > 0, link_weight, 1))[route]
         offer = np.minimum(shares.min(axis=1), cap)
-        # count of the flows on each link that another link or their cap limits more
+        # count of the flows on each link whose offer from another link, or whose cap, is lower
         lower_offers = np.bincount(
             flat_route, weights=(offer[:, None] < shares).ravel(), minlength=links
         )

@@ -519,7 +519,7 @@ class Network(RunningFlows):
         self._transfers = state["transfers"]
         self._windows.restore(cast(WindowsState, state))
         self.limits = state["limits"]
-        # rules get their saved attributes below, so first of all they must be of the same classes
+        # the rules must be of the saved rules' classes before they get the saved attributes
         if self._general and self._queues is None:
             self._rules = [self._sharing()]
         for rule, saved in zip(self._rules, state["rules"], strict=True):

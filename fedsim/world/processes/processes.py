@@ -142,7 +142,7 @@ class Processes:
         """
         if (
             self.tasks.running
-            # more messages than the processes have
+            # messages that no process has sent are under way
             or len(self.messages.under_way) > len(self.sending)
             or self.tasks.switched_off
             or self.messages.lost

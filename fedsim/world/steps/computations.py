@@ -111,7 +111,7 @@ class Train(EpochStep):
         is_slow = cause is None and (is_undone or done < limit.at_least)
         # a slow device that may go on answers with the untrained model; otherwise it is late
         task.epochs = 0 if is_slow and limit.go_on else done
-        task.trained = (*task.trained, task.epochs)  # epochs of each training of the task
+        task.trained = (*task.trained, task.epochs)  # count of epochs of each training of the task
         facts: dict[str, Any] = {
             "epochs": task.epochs,
             "asked": self.training.epochs,
@@ -122,7 +122,7 @@ class Train(EpochStep):
         if self.training.layers is not None:
             facts["layers"] = self.training.layers
         if part is not None:
-            # index of the part, count of parts, and count of samples
+            # index of the part of the samples, count of the parts, and count of the part's samples
             facts["part"] = [part.number, 2**part.splits, part.samples]
         if is_slow and not limit.go_on:
             return "late", facts

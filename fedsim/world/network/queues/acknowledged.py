@@ -18,7 +18,7 @@ from fedsim.world.network.queues.movement import NO_BYTES
 from fedsim.world.network.queues.queued_flows import QueuedFlows
 from fedsim.world.network.queues.step_plan import QueueingRules
 
-_LEAST_SHARE = 1 / 2  # least share of a step's length to which acknowledgements may shorten it
+_LEAST_SHARE = 1 / 2  # an acknowledgement may shorten a step to this share of its length, not more
 
 
 class AcknowledgedFlows(QueuedFlows):

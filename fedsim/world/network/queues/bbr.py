@@ -183,10 +183,10 @@ def note_round(
         now: the time (s).
     """
     length_s = now - bbr.round_since[rows]
-    rate = delivered / np.maximum(length_s, 1e-9)  # a length of 0 is not noted below
+    rate = delivered / np.maximum(length_s, 1e-9)  # round trips of length 0 are skipped below
     former_bandwidth = bbr.bandwidth[rows]
-    # with a window that BBR keeps small, the rate is no measurement of the bandwidth, which is at
-    # least as high
+    # In PROBE_ROUND_TRIP the window is small on purpose, so that the rate is only a lower bound of the
+    # bandwidth.
     is_sample = is_limited & (bbr.state[rows] != PROBE_ROUND_TRIP)
     is_noted = (is_sample | (rate >= former_bandwidth)) & (length_s > 0)
     noted = rows[is_noted]

@@ -23,8 +23,8 @@ RENO_BETA = 0.5
 LEAST_WINDOW = 2.0
 """Smallest window (segments; RFC 5681, section 3.1)."""
 
-# segments by which a window grows for a window of acknowledgements, so that with CUBIC's factor
-# after a loss it has the mean of Reno's window (RFC 9438, section 4.3)
+# Segments by which a window grows when a whole window is acknowledged. With CUBIC's factor after a
+# loss, the window then has the mean of Reno's window (RFC 9438, section 4.3).
 _FRIENDLY_SHARE = 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA)
 _GROWTH_BEFORE_LOSS = 1.05  # least growth of CUBIC's window per round trip, as a factor (Linux)
 _SLOW_PACING = 2.0  # pacing rate in slow start, in windows per round trip (Linux)
@@ -265,7 +265,7 @@ def grow(
     least_target = np.where(senders.peak > 0, window, _GROWTH_BEFORE_LOSS * window)
     target = np.minimum(np.maximum(curve, least_target), 1.5 * window)
     cubic = (target - window) / window * acked
-    # RFC 9438, section 4.3: the window that Reno would have (W_est, here ``friendly``) is the least
+    # RFC 9438, section 4.3: the window is at least Reno's window (W_est, here ``friendly``)
     friendly_share = np.where(friendly_before < peak, _FRIENDLY_SHARE, 1.0)
     friendly = np.where(is_cubic, friendly_share * acked / window, 0.0)
     after_slow_start = np.maximum(cubic, friendly_before + friendly - window)

@@ -39,7 +39,8 @@ class QueuedLinks:
         self.length: Floats = np.array([math.inf])
         self.levels: list[Level] = []
         self.grouped = 0
-        self._furthest: Ints = np.zeros(1, dtype=np.int64)  # greatest position on a route, [links]
+        # greatest position of each link on any route, [links]
+        self._furthest: Ints = np.zeros(1, dtype=np.int64)
         self._hops = 1  # length of the padded routes at the last grouping
         self.never_full = np.empty(0, dtype=np.int64)
 
@@ -228,7 +229,8 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
         Bytes that each sender may send, float64 [flows].
     """
     total = np.bincount(first_links, weights=wanted_bytes, minlength=len(sendable))
-    is_crowded = (total > sendable)[first_links]  # whether each flow's first link is too slow
+    # whether the first link of each flow cannot send all bytes that its senders want to send
+    is_crowded = (total > sendable)[first_links]
     rows = is_crowded.nonzero()[0]
     if not len(rows):
         return wanted_bytes

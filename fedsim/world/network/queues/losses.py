@@ -119,7 +119,7 @@ class RandomLosses:
         self.at_sender = self.at_sender[flows]
         self.at_receiver = self.at_receiver[flows]
         self.until_loss = self.until_loss[flows]
-        if self.may_lose:  # without the removed flows, no loss may be possible
+        if self.may_lose:  # perhaps only the removed flows could lose packets
             self._update_may_lose()
 
     def join(self, others: "RandomLosses") -> None:

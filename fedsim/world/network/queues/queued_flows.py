@@ -70,8 +70,8 @@ class QueuedFlows:
         self._size = np.empty(0)
         self._sent = np.empty(0)  # bytes that have left the sender, retransmissions included
         self._delivered = np.empty(0)
-        self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
-        self._lost = np.empty(0)  # bytes dropped, of which the sender knows
+        self._dropped = np.empty(0)  # dropped bytes of whose loss the sender has not learned yet
+        self._lost = np.empty(0)  # dropped bytes of whose loss the sender has learned
         # credit (bytes), by which ``choose_drops`` chooses the flow that loses the next packet: it
         # grows by expected losses, and shrinks at each loss
         self._credit = np.empty(0)
@@ -93,7 +93,7 @@ class QueuedFlows:
         self._losses = RandomLosses(rules.packet)
         self._history = Deliveries()
         self._waits = Deliveries()  # time in queues of each flow's route (s)
-        # whether no flow was removed since the last ``split``, so that all are still connected
+        # whether no flow was removed since the last ``split``, so that all flows are still connected
         self._is_whole = True
         self._has_bbr = False  # whether any flow uses BBR; ``bbr`` has no rows if not
         # bytes of each flow that are acknowledged by now, [flows]; None if not computed yet
@@ -251,7 +251,7 @@ class QueuedFlows:
         self._history.select(rows)
         self._waits.select(rows)
         self._route = self.links.remove_unused(self._route)
-        self._is_whole = False  # the remaining flows may share no links any more
+        self._is_whole = False  # perhaps the remaining flows no longer share links
         self._drop_cache()
 
     def _split(self) -> list[Self]:

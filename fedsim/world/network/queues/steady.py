@@ -98,7 +98,7 @@ class SteadyFlows(AcknowledgedFlows):
         load[0] = 0.0  # number 0 pads short routes, and is no link
         if np.count_nonzero(load > capacity) or np.count_nonzero(rates) < len(rates):
             return None
-        waiting = self._waiting[flows, positions]  # bytes in the queues of the slowest links
+        waiting = self._waiting[flows, positions]  # bytes in the queue of the flow's slowest link
         elsewhere = sum_over_hops(self._waiting) - waiting
         lengths = self.links.length[self._route[flows, positions]]
         return Bottlenecks(positions, rates, waiting, elsewhere, lengths)

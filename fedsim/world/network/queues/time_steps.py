@@ -351,7 +351,7 @@ class LinkComponent(SteadyFlows):
             sender, from which the next flow between the two begins.
         """
         memories = []
-        # without pacing the delays have no effect, and any array does in their place
+        # without pacing the delays have no effect, and any array may replace them
         delays = self._delays() if self._rules.pacing else self._size
         paces = self._window_paces(np.zeros(len(self)), delays)
         for row in rows.nonzero()[0].tolist():
@@ -407,7 +407,8 @@ class LinkComponent(SteadyFlows):
         movement = self._move(sending, length_s, draws)
         amounts = movement.bytes
         ends, parts = self._find_ends(movement, length_s)
-        # acknowledgements come a round trip after their deliveries, which are then before the step
+        # An acknowledgement comes a round trip after the delivery. If no round trip is shorter than
+        # the step, all deliveries that are acknowledged in the step were before the step.
         has_known_acks = bool((self.senders.round_trip >= length_s).all())
         # nothing will happen before a flow or a link changes
         if not self._moves(sending, amounts) and self._is_stuck():
@@ -450,7 +451,7 @@ class LinkComponent(SteadyFlows):
         # limit 1: the window, less the sent bytes that are neither acknowledged nor known to be lost
         growth = self._growth_by_acks(acked_before, acked, end, delays)
         allowed = (senders.window + growth.windows) * packet + acked + self._lost - self._sent
-        # within a step that is longer than its round trip, a held sender sends several windows
+        # within a step that is longer than the round trip, a held sender sends several windows
         is_repeating = self._held & (length_s > senders.round_trip)
         if np.count_nonzero(is_repeating):
             repeated = senders.window * packet * length_s / senders.round_trip
@@ -472,7 +473,8 @@ class LinkComponent(SteadyFlows):
         # A long step needs a sender that stays held: its window must suffice for MOST_STEP_S more.
         lasting_bytes = senders.window * packet * length_s
         is_held = (sent < wanted) & (lasting_bytes >= sent * (senders.round_trip + MOST_STEP_S))
-        # part of the step in which a paced sender sends; without pacing it sends all at the begin
+        # part of the step in which a paced sender sends; without pacing, all bytes are sent at the
+        # begin of the step
         busy = np.zeros(len(self)) if paced is None else wanted / paced
         return SentBytes(sent, busy, is_held, growth, acked)
 
@@ -490,8 +492,8 @@ class LinkComponent(SteadyFlows):
         senders = self.senders
         packet = self._rules.packet
         in_flight = self._sent - self._lost - acked_before
-        # in slow start a window grows up to twice the bytes in flight, afterwards only if it is
-        # full
+        # in slow start a window grows up to twice the bytes in flight; afterwards it grows only if
+        # it is full
         is_slow = senders.window < senders.threshold
         full_bytes = np.where(is_slow, 0.5, 1.0) * senders.window * packet
         # a finite mark: the sender has still to learn of a loss, and its window does not grow
