@@ -106,8 +106,8 @@ class EpochTimer:
 
         A training that would contain thousands of slow phases (``population.slow_phases``) is not
         computed to its end in one call. Phases are then drawn only up to ``TimeVariation.reach_s``
-        seconds from the begin of the step. If the computation does not end by then, the alarm calls this
-        method again at that time. Each further call draws phases for twice the time that has passed
+        seconds from the begin of the step. If the computation does not end by then, the alarm calls
+        this method again at that time. Each further call draws phases for twice the time that has passed
         since the begin of the step.
 
         Args:

@@ -295,7 +295,7 @@ class Rooflines:
 
         Args:
             training: the training; None for a test.
-            samples: samples on which the device computes.
+            samples: count of samples on which the device computes.
 
         Returns:
             The memory (bytes).
@@ -318,7 +318,7 @@ class Rooflines:
         Args:
             device: index of the device.
             training: the training; None for a test.
-            samples: samples on which the device computes.
+            samples: count of samples on which the device computes.
 
         Returns:
             The time (s); None if the computation fits into memory.
@@ -393,8 +393,9 @@ class Rooflines:
     def groups(self, samples: Ints, sizes: Ints | None = None) -> Iterator[AlikeDevices]:
         """Yield the devices in groups, in each of which the usual trainings need equal memory.
 
-        The devices of a group are of one kind and have equal batch sizes. The largest batches of
-        their samples are equal too: these are smaller if a device has few samples.
+        The devices of a group are of one kind and have equal batch sizes. Their largest batches have
+        equal counts of samples too. The largest batch of a device with few samples is smaller than
+        the batch size.
 
         Args:
             samples: count of samples of each device, int64 [devices].

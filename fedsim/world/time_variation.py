@@ -51,9 +51,9 @@ class TimeVariation:
         devices: count of devices.
 
     Attributes:
-        reach_s: time from the begin of a training for which ``EpochTimer`` first computes ends of
-            epochs (s), 2,000 mean cycles of a normal and a slow phase; infinity if devices have no
-            slow phases. The limit saves drawing phases that a deadline cuts off.
+        reach_s: time (s) from the begin of a training up to which ``EpochTimer`` first computes ends
+            of epochs: 2,000 mean cycles of a normal and a slow phase; infinity if devices have no
+            slow phases. This limit saves drawing phases that a deadline cuts off.
     """
 
     def __init__(

@@ -55,9 +55,9 @@ POWERS: dict[str, Power] = {
 }
 """Name of a step in records -> phase whose power the device draws during the step.
 
-Steps during which a device draws only idle power have no entry. The powers of fedsim's own steps are repeated here because
-an audit reads records without loading the steps; a test compares them with the classes of
-``world.steps``. ``TaskStep`` adds the kinds of steps that users define.
+Steps during which a device draws only idle power have no entry. The powers of fedsim's own steps are
+repeated here because an audit reads records without loading the steps; a test compares them with the
+classes of ``world.steps``. ``TaskStep`` adds the kinds of steps that users define.
 """
 DAY_S = 86_400.0
 _HOUR_S = 3_600.0

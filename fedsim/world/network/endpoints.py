@@ -53,9 +53,9 @@ class Infrastructure:
         links: name -> capacity of each shared link (bytes/s).
         down, up: rates of the devices' own links (bytes/s), float64 [devices].
         latency: one-way propagation delay of each device (s), float64 [devices].
-        transport: the protocol, and the streams of its draws.
+        transport: the protocol, and the random streams from which the weights of flows are drawn.
         edge_latency: latency between each edge server and the server (s), float64 [edge servers].
-        edges: each device's edge server, int64 [devices]; None without edge servers.
+        edges: index of each device's edge server, int64 [devices]; None without edge servers.
         hosts: names of other endpoints than server, devices and edge servers.
     """
 

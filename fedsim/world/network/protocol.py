@@ -43,7 +43,7 @@ class Protocol(Spec):
     A user's protocol is a subclass that overrides any of the methods.
 
     Attributes:
-        segment: payload of a full packet.
+        segment: payload of a full packet (bytes).
         header: header bytes of a packet.
         slow_start: whether each transfer, also after an idle time, begins with a small window that
             doubles every round trip (RFC 5681).

@@ -284,7 +284,7 @@ class NetworkModel(Spec):
                 for all strategies.
             devices: number of devices.
             rates: rates down and up of each device (bytes/s), in place of ``network.device.down``
-                and ``up``. A third array has latencies (s), which count if
+                and ``up``. A third array has latencies (s), which are used if
                 ``network.device.latency`` is 0. None: all values are from ``network.device``.
             root: folder of data files; None for the working directory.
         """
@@ -308,7 +308,7 @@ class NetworkModel(Spec):
             streams: random streams. Draw only from streams named ``world/...``.
             devices: number of devices.
             rates: rates down and up of each device (bytes/s), in place of ``network.device.down``
-                and ``up``. A third array has latencies (s), which count if
+                and ``up``. A third array has latencies (s), which are used if
                 ``network.device.latency`` is 0. None: all values are from ``network.device``.
             root: folder of data files; None for the working directory.
         """

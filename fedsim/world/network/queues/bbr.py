@@ -148,8 +148,8 @@ def grow_by_bandwidth(senders: Senders, bbr: BbrSenders, acked: Floats) -> Float
     """Compute the growth of BBR's windows by acknowledgements (segments), float64 [flows].
 
     Each window grows by ``acked`` until it reaches its target. A window above its target falls to the
-    target immediately, except in ``STARTUP``. The target is the bandwidth-delay product (``product``) times 2.89
-    in ``STARTUP`` and ``DRAIN`` and times 2 in ``PROBE_BANDWIDTH``, 4 segments or more. In
+    target immediately, except in ``STARTUP``. The target is the bandwidth-delay product (``product``)
+    times 2.89 in ``STARTUP`` and ``DRAIN`` and times 2 in ``PROBE_BANDWIDTH``, 4 segments or more. In
     ``PROBE_ROUND_TRIP`` the target is 4 segments.
 
     Args:

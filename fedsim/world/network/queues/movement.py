@@ -19,7 +19,7 @@ NO_BYTES = 1e-6  # an amount up to this one (bytes) is a rounding error, and cou
 
 @dataclass(slots=True)
 class MovedBytes:
-    """Positions of each flow's bytes within a time step, which ``Movement`` changes in stages.
+    """Bytes of each flow by place (queue, link, receiver), as ``Movement`` moves them in a time step.
 
     Arrays are float64 [flows] if no shape is given. A hop is one of the links on a flow's route, so
     arrays [flows, hops] have an entry for each link of each route.

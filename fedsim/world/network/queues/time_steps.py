@@ -41,8 +41,8 @@ class SentBytes:
         busy: share of the step in which the sender would send at its pacing rate, 0 to 1, float64: the
             bytes that its window and pacing rate allow and that it still has to send, divided by the
             bytes that its pacing rate allows in the step. 0 without pacing.
-        is_held: whether the rate of the flow's first link, rather than the window, limits the sender.
-            The window must be large enough that this lasts for another step, bool.
+        is_held: whether the flow's first link, rather than the window, limits the sender, bool. It is
+            true only if the window suffices for ``MOST_STEP_S`` more, so that the sender stays held.
         growth: growth of the flows' windows in the step.
         acked: bytes that are acknowledged at the end of the step, float64.
     """
