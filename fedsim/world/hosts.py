@@ -259,7 +259,7 @@ class Hosts:
             job.end_progress_s = progress_s + (job.end_progress_s - progress_s) * factor
 
     def used_s(self, task: Task) -> float:
-        """Return the core time (s) that the ending step of a task has used, and forget it.
+        """Return the core time (s) that the ending step of a task has used, and forget this time.
 
         A computation at half speed uses half a second of core time in a second.
         """

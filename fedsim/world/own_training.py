@@ -36,7 +36,7 @@ DEFAULT = "default"
 class ByKind(Distribution, Generic[Q]):
     """Distribution of ``[population.local]`` in which a device's value depends on its kind.
 
-    In a scenario a table from kinds of devices to values is short for it.
+    The short form in a scenario is a table with a value for each kind, such as ``{ phone-mid = 1 }``.
 
     Attributes:
         values: name of a kind -> value; ``default`` is the value of all other kinds.
@@ -207,7 +207,8 @@ class LocalSpec(Spec):
             kinds: the user's kinds of devices (``population.kinds``), by name.
 
         Raises:
-            ScenarioError: a key does not fit the devices, or a device has both epochs and steps.
+            ScenarioError: a list has another count of values than devices, a table names a kind that no
+                device has, or a device has both epochs and steps.
             DataError: a file is missing or malformed.
         """
         # key of ``population.local`` -> value of each device, 0 if it has none

@@ -54,9 +54,9 @@ class MeterContext:
             if the network has neither.
         streams: random streams by name, equal for all strategies.
         overhead: bytes on the wire for each byte of payload.
-        folder: folder to which paths of files are relative.
-        powers: energy coefficients of each device by its kind: name, such as ``idle_w`` (W) ->
-            float64 [devices]; empty if devices have no kinds.
+        folder: folder to which paths of files are relative; None for the working directory.
+        powers: energy coefficients of each device, which follow from its kind: name, such as
+            ``idle_w`` (W) -> float64 [devices]; empty if devices have no kinds.
     """
 
     devices: int

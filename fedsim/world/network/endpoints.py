@@ -362,7 +362,9 @@ class Endpoints(ABC):
         return links
 
     def built_rate(self, link: str) -> float:
-        """Return the capacity of a link (bytes/s) as the scenario has it, without traces or limits.
+        """Return the capacity of a link (bytes/s) as the scenario has it.
+
+        It is the mean of the trace if the link follows a trace. Limits by processes do not change it.
 
         Args:
             link: name of a shared link, or a device's own link such as ``device 7 up``.

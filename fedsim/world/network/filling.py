@@ -67,8 +67,8 @@ class Sharing(Protocol):
 
         Args:
             flow_id: ID of the flow.
-            size: bytes of the whole flow on the wire, sent bytes included, as in ``enter``. Rules
-                that remove the flow and call ``enter`` again need it, such as a star's rule.
+            size: bytes of the whole flow on the wire, sent bytes included, as in ``enter``. It is for
+                rules, such as a star's, that remove the flow and call ``enter`` again.
             cap: the new highest rate (bytes/s).
             now: the time (s).
         """

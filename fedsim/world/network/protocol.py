@@ -141,12 +141,12 @@ class Protocol(Spec):
 
     @returns("a time, 0 or more (s), or an array of them", _find_wrong_times)
     def sending_s(self, size: Any, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
-        """Return how long flows take to send if they share no link with another flow (s), [flows].
+        """Return the times that flows take to send if they share no link with other flows (s), [flows].
 
         The latency before the first byte is not included. Without slow start the time is that of
         all bytes, headers included, at ``rate``. In slow start, round trip k (from 0) carries w 2^k
-        bytes, where w is the first ``window``. From the first round trip on that could carry
-        ``rate`` x ``round_trip`` bytes, the flow sends at ``rate``.
+        bytes, where w is the first ``window``. As soon as a round trip could carry ``rate`` x
+        ``round_trip`` bytes, the flow sends at ``rate``.
 
         Args:
             size: payloads (bytes), [flows].

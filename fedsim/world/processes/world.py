@@ -586,7 +586,7 @@ class World:
                 name.
 
         Raises:
-            SimulationError: a field has the name of another column, or is not JSON.
+            SimulationError: a name in ``data`` is that of another column, or a value is not JSON.
 
         Example:
             >>> import fedsim

@@ -295,7 +295,7 @@ class Task:
         device: ID of the device.
         steps: the steps, which the device does in order.
         round: index of the round; None for a task outside of rounds.
-        group: ID of the group (cluster), if any.
+        group: ID of the device's group (cluster); None without groups.
         count: count of the device's tasks before this one.
         continues: whether the task continues the device's previous task, which has computed for
             ``spent_s`` (s).

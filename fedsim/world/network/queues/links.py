@@ -95,7 +95,7 @@ class QueuedLinks:
             others: the other links.
 
         Returns:
-            New number of each of the other links, by its number in ``others``, int64 [links].
+            Array from the number of a link in ``others`` to its number here, int64 [links].
         """
         self.grouped = 0
         # old number -> new number; number 0, which pads routes, remains 0
