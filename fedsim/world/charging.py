@@ -29,7 +29,7 @@ class Charging(Protocol):
         """Return the phase around a time in which a device is plugged in, or is unplugged.
 
         The result's ``on`` is true if the device is plugged in. An unplugged phase may be followed
-        by another unplugged phase, so a device need not be plugged in at the end of the result.
+        by another unplugged phase, so a device need not be plugged in at the end of the phase.
 
         Args:
             device: index of the device.

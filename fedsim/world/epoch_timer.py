@@ -25,7 +25,7 @@ class TimerState(TypedDict):
         paces: device -> present factor of its speed, if it is not 1.
         fixed_ends: task ID -> ends of the task's epochs (s), up to the epoch that was running when
             the speed of the device last changed; later ends are computed at the new speed.
-        budget_used: device -> time that its last task has used of its time budget (s).
+        budget_used: device -> time that the device's previous task has used of its time budget (s).
         hosts: state of shared hosts; None if each device has its own cores.
     """
 

@@ -94,13 +94,13 @@ class HostSpec(Spec):
         return slots
 
     def rate(self, busy: int) -> float:
-        """Return the speed of each computation on a host, relative to the only computation on a host.
+        """Return the speed of each computation on a host, as a share of the speed without others.
 
         Args:
             busy: count of the computations that run on the host at a time.
 
         Returns:
-            The relative speed, at most 1.
+            The share, at most 1.
         """
         if self.throughput is None:
             return min(1.0, (self.cores or 1) / busy)

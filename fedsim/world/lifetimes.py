@@ -27,14 +27,15 @@ class Turnover(Spec):
     kind: str
 
     def check(self, key: str, devices: int) -> None:
-        """Raise an error if the model does not fit the number of devices.
+        """Raise an error if the model does not fit the devices, such as an index of no device.
 
         Args:
             key: the key of the scenario that has the model, for the error message.
             devices: number of devices.
 
         Raises:
-            ScenarioError: the model does not fit.
+            ScenarioError: the model names a device that does not exist or names a device twice, or
+                more devices are to join than exist.
         """
 
     def draw(

@@ -57,7 +57,7 @@ class ByKind(Distribution, Generic[Q]):
             kinds: the user's kinds of devices (``population.kinds``), by name.
 
         Raises:
-            ScenarioError: the devices have no kinds, or none of them is of a named kind.
+            ScenarioError: the devices have no kinds, or no device is of a kind that ``values`` names.
         """
         if capacity.which is None:
             raise ScenarioError(

@@ -316,7 +316,8 @@ class PopulationSpec(Spec):
                 ``reference_flops``.
 
         Raises:
-            ScenarioError: a device has no speed, or leaves before it arrives.
+            ScenarioError: the speed of a device is not above 0, a device leaves before it arrives, or
+                no device has the memory for its usual training.
         """
         if rooflines is not None:
             if self.local is None or self.local.batch_size is None:

@@ -125,7 +125,7 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
     if that is less. A flow is settled, and gets the rate that it is offered, in two cases: it is
     offered its cap, or one of its links is a bottleneck, which offers its own share to all of its
     unsettled flows. Shares only rise in later iterations, so that settled rates are final (Bertsekas
-    and Gallager, Data Networks, section 6.5.2, at all bottlenecks at a time).
+    and Gallager, Data Networks, section 6.5.2, here with all bottlenecks of an iteration together).
 
     Args:
         capacity: capacity of each link (bytes/s), float64 [links]; infinite for the link that

@@ -92,7 +92,7 @@ class DeviceTimes(Protocol):
 
 
 class ComputationTimer(Protocol):
-    """Methods of ``EpochTimer`` that task steps call, so that trainings and evaluations end in time."""
+    """Methods of ``EpochTimer``, which ends trainings and evaluations, that task steps call."""
 
     @property
     def hosts(self) -> "HostQueue | None":
@@ -128,7 +128,7 @@ class ComputationTimer(Protocol):
 
 
 class ChargeWatch(Protocol):
-    """Methods of ``BatteryWatch`` that task steps call; it ends a task if the battery becomes flat."""
+    """Methods of ``BatteryWatch``, which ends tasks of flat devices, that task steps call."""
 
     def predict(self, task: "Task") -> None:
         """Predict when the battery of a task's device will be flat; set an alarm for that time."""

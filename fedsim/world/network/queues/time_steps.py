@@ -238,7 +238,7 @@ class LinkComponent(SteadyFlows):
         The rest of the step is forgotten; ``plan`` must be called for the time after ``now``.
 
         Args:
-            now: the time (s), for which ``take_ended`` has been called.
+            now: the time (s), for which ``take_ended`` must have been called.
 
         Returns:
             A pair for each removed flow: its (sender ID, receiver ID), and the state of the sender,
@@ -271,7 +271,7 @@ class LinkComponent(SteadyFlows):
     def give_up_plan(self, now: float) -> None:
         """Discard the planned time step, before a flow or link changes at ``now`` (s).
 
-        The part of the time step up to ``now`` has been carried out by ``commit``.
+        ``commit`` must have carried out the part of the time step up to ``now`` before.
         """
         self._plan = None
         self.next_end = math.inf
