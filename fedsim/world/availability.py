@@ -46,7 +46,7 @@ def _find_wrong_spans(
     spans: tuple[AnyArray, AnyArray], paths: object, devices: Ints, times: Floats
 ) -> str:
     """Describe the first mistake in the result of ``Availability.spans``; empty if it is right."""
-    on, ends = spans  # whether each device is on at its time, and until when (s)
+    on, ends = spans  # whether each device is on at its time in ``times``, and end of its phase (s)
     mistake = _find_wrong_flags(on, paths, devices, 0.0)
     if mistake:
         return mistake
@@ -154,7 +154,7 @@ class AvailabilityModel(Spec):
         """Build the availability of all devices.
 
         Args:
-            streams: random streams of the run; a model draws from those named ``world/...``.
+            streams: random streams of the run. Draw only from streams named ``world/...``.
             devices: number of devices.
             root: folder of data files; None for the working directory.
         """
@@ -169,7 +169,7 @@ class AvailabilityModel(Spec):
         By default it calls ``build``, without the local times.
 
         Args:
-            streams: random streams of the run; a model draws from those named ``world/...``.
+            streams: random streams of the run. Draw only from streams named ``world/...``.
             devices: number of devices.
             root: folder of data files; None for the working directory.
             calendar: local times of the devices.
@@ -262,9 +262,9 @@ def one_by_one(span: Callable[[int, float], Span]) -> Spans:
 
 
 def _spread_evenly(devices: Ints) -> Ints:
-    """Order devices so that the first ones, however many, are spread evenly over all of them.
+    """Order devices so that the first n are spread evenly over all devices, for any n.
 
-    They are sorted as the multiples of the golden ratio (modulo 1) are.
+    Devices are sorted by the multiples of the golden ratio, modulo 1.
     """
     return devices[np.argsort(np.arange(len(devices)) * _GOLDEN % 1, kind="stable")]
 
@@ -278,8 +278,8 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         spans: method ``spans`` of the run's ``Availability``.
         devices: indices of the devices, all different, int64 [n].
         end: last time of the table (s).
-        most: largest count of rows. If all rows were more than ``most``, the table lacks some
-            devices, which are evenly spread over ``devices``.
+        most: upper bound of the count of rows. If all devices together have more rows, some devices
+            are left out. They are evenly spread over ``devices``.
 
     Returns:
         Columns ``device`` int64, ``time`` (s) float64 and ``on`` bool; [rows] each.
@@ -293,7 +293,7 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
     positions = [np.empty(0, dtype=np.int64)]
     times = [np.empty(0)]
     states = [np.empty(0, dtype=np.bool_)]
-    complete_count = count  # count of devices, the first ones, whose rows are within ``most``
+    complete_count = count  # the rows of the first ``complete_count`` devices are within ``most``
     unfinished = np.arange(count)  # positions of devices whose rows do not reach ``end`` yet
     while len(unfinished):  # each pass takes one phase of each unfinished device
         now = time[unfinished]
@@ -306,8 +306,8 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         time[unfinished] = until
         row_counts[unfinished] += is_change
         complete_count = int(np.searchsorted(np.cumsum(row_counts), most, side="right"))
-        # without ``now < until``, a user's phase that ends when it begins would be looked up
-        # forever
+        # Without ``now < until`` the loop would not end if a phase of a user's model ends when it
+        # begins.
         unfinished = unfinished[(now < until) & (until <= end) & (unfinished < complete_count)]
     # rows of the devices that are complete, sorted by device; a stable sort keeps the order of time
     position_of_row = np.concatenate(positions)

@@ -28,7 +28,7 @@ from fedsim.world.steps import TaskStep
 
 _NO_TIMES = array("d")
 _AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of ``Batteries._points``
-_AHEAD_S = 3_600.0  # time until the next check of a battery in a transfer, whose end is unknown (s)
+_AHEAD_S = 3_600.0  # longest time (s) between checks of a battery in a transfer of unknown end
 
 
 class BatteriesState(TypedDict):
@@ -63,8 +63,8 @@ class Load:
         moved: bytes of the message whose energy has been subtracted from the battery's level.
         is_at_risk: whether the battery may be flat before the end of the message.
         rate: rate of the message (bytes/s) if the battery ``is_at_risk``; otherwise 0.
-        was_flat: whether the battery was flat when the task began. Such a task is cut off at once and
-            draws no energy, while the battery may charge.
+        was_flat: whether the battery was flat when the task began. Such a task is cut off immediately
+            and draws no energy, while the battery may charge.
     """
 
     watts: float = 0.0
@@ -89,7 +89,7 @@ class FlatPrediction(NamedTuple):
 
     Attributes:
         when: if ``is_flat``, time at which the battery becomes flat (s); otherwise, a time up to
-            which it lasts (s).
+            which the battery is not flat (s).
         is_flat: whether the battery is predicted to be flat at ``when``.
         is_at_risk: whether the battery may be flat before the end of the device's message, so that
             the prediction holds only for the message's present rate.
@@ -160,7 +160,7 @@ class _Course:
             # a tail does not continue after the restart of a flat device
             point.tail = 0.0 if point.flat else point.tail
         else:
-            # ``to`` is rounded to a tick: without the bounds, the level could pass them.
+            # ``to`` is rounded to a tick, so that the level could be below 0 or above the capacity
             point.level = min(max(0.0, point.level + self.net_w * seconds), self.capacity)
         point.at = to
 
@@ -231,7 +231,7 @@ class Batteries:
         elapsed_s = time + TICK_S - points[:, _AT]
         idle_j = columns["idle_w"][devices] * elapsed_s
         tail_j = columns["tail_w"][devices] * columns["tail_s"][devices]
-        most_j = idle_j + tail_j  # most energy that can have been drawn since the stored level (J)
+        most_j = idle_j + tail_j  # upper bound of the energy drawn since the stored level
         is_up: Flags = (points[:, _FLAT] == 0) & (points[:, _LEVEL] > most_j)
         # the other devices may be flat, and are computed exactly
         for position in np.flatnonzero(~is_up).tolist():
@@ -273,7 +273,7 @@ class Batteries:
             self._follow_breakpoints(device, self._point(device), now, is_final=True)
         turns = self._turns.get(device, _NO_TIMES)  # times of changes between flat and not flat
         passed = bisect_right(turns, time)  # count of the changes until ``time``
-        is_odd = bool(passed % 2)  # an even count of changes cancels out
+        is_odd = bool(passed % 2)  # after an even count of changes the first state is back
         was_up = self._columns["initial_j"].item(device) > 0
         is_up = was_up != is_odd
         start = turns[passed - 1] if passed else 0.0
@@ -322,7 +322,7 @@ class Batteries:
         """Return the time (s) at which a device runs flat during its step, up to ``until`` (s).
 
         The result is infinity if the device does not run flat by ``until``. It is also infinity if
-        the device was flat when its task began, as such a task ends at once, as ``lost``.
+        the device was flat when its task began, as such a task ends immediately, as ``lost``.
         """
         if self._loads[device].was_flat:
             return math.inf
@@ -348,13 +348,13 @@ class Batteries:
         point = self._point(device)
         load = self._loads[device]
         until = self._simulation.now + _AHEAD_S
-        if load.was_flat:  # the task is cut off at once, and draws nothing
+        if load.was_flat:  # the task is cut off immediately, and draws no energy
             return FlatPrediction(until, is_flat=False, is_at_risk=False)
         # energy for the rest of the message, set aside if the battery has enough of it
         reserve = load.byte * remaining
         load.is_at_risk = reserve >= point.level
         load.rate = 0.0
-        if load.is_at_risk:  # the bytes draw a power at the present rate instead
+        if load.is_at_risk:  # no reserve is set aside, and the bytes at the present rate draw power
             load.rate = rate
             reserve = 0.0
         point.level -= reserve
@@ -457,9 +457,9 @@ class Batteries:
             net_w = charge_w - idle_w - task_w
             if net_w >= 0 and point.level >= capacity:
                 net_w = 0.0
-                charge_w = idle_w + task_w  # a full battery is charged with what is drawn
+                charge_w = idle_w + task_w  # a full battery is charged with the power that is drawn
             target = capacity if net_w > 0 else 0.0
-        # a course ends when charger or radio change, or when the level reaches its target
+        # a course ends when the charger or the radio changes, or when the level reaches ``target``
         course = _Course(end, net_w, charge_w, idle_w, task_w, capacity)
         if net_w:
             # A course of no length could make a device with a tiny battery run flat and restart
@@ -489,7 +489,7 @@ class Batteries:
         to_flat: bool = False,
         is_final: bool = False,
     ) -> _Course:
-        """Compute the state of a battery at its breakpoints, up to the last one before a time.
+        """Compute the state of a battery at its breakpoints, up to the last breakpoint before a time.
 
         A breakpoint is a time at which the power into or out of the battery changes.
 
@@ -534,7 +534,7 @@ class Batteries:
         now = self._simulation.now
         elapsed_s = now - point.at
         watts = load.total_w
-        bytes_j = load.byte * (moved - load.moved)  # energy of the bytes since the last update (J)
+        bytes_j = load.byte * (moved - load.moved)  # energy of the bytes since the last update
         if load.is_at_risk:  # ``watts`` already has the energy of the predicted bytes
             predicted_j = load.byte * load.rate * elapsed_s
             at_once_j = bytes_j - predicted_j
@@ -543,7 +543,7 @@ class Batteries:
             at_once_j = 0.0
         else:
             at_once_j = bytes_j
-        if elapsed_s <= 0 and not at_once_j:  # the battery's state is up to date
+        if elapsed_s <= 0 and not at_once_j:  # the battery is up to date
             return
         if elapsed_s > 0:
             course = self._follow_breakpoints(device, point, now, watts, is_final=True)
@@ -558,7 +558,7 @@ class Batteries:
         self._store_point(device, point)
 
     def _emit_battery(self, device: int) -> None:
-        """Emit a record ``battery``, with the breakpoints since the device's last one."""
+        """Emit a record ``battery``, with the breakpoints since the device's last such record."""
         self.update(device)
         path = np.array(self._paths[device]).reshape(-1, 2).tolist()  # pairs of time and level
         self._paths[device] = array("d")
@@ -592,8 +592,8 @@ class Batteries:
 class Powered(Availability):
     """Availability in which a device is also unreachable while its battery is flat.
 
-    ``span`` knows the battery only at the given time: an on phase ignores that the battery may run
-    flat before its end. ``phase_at`` returns the phases of the past as they were.
+    ``span`` uses the battery's state at the given time: it ignores that the battery may run flat
+    before the end of an on phase. ``phase_at`` returns the actual phases of the past.
 
     Args:
         within: availability without batteries.
@@ -612,7 +612,7 @@ class Powered(Availability):
         return Span(False, time, up)
 
     def phase_at(self, device: int, time: float) -> Span:
-        """Return the on or off phase around a past time, with the times of a flat battery as off.
+        """Return the on or off phase around a past time; the device is off while its battery is flat.
 
         Args:
             device: index of the device.

@@ -26,8 +26,8 @@ class BatteryWatchState(TypedDict):
 class BatteryWatch:
     """Part of ``TaskRunner`` that ends a device's task when the device's battery is flat.
 
-    It also passes the begins and ends of tasks and steps on to ``Batteries``, which then draw their
-    power. A device without a battery is ignored.
+    It also passes the begins and ends of tasks and steps on to ``Batteries``, which subtracts their
+    energy from the batteries. A device without a battery is ignored.
 
     Args:
         runner: the runner of the tasks.
@@ -74,9 +74,9 @@ class BatteryWatch:
         """
         batteries = self._find_batteries(task)
         if batteries is not None:
-            task.cancel("battery")  # the alarm of the last prediction
+            task.cancel("battery")  # cancel the alarm of the previous prediction
             self._at_risk.pop(task.id, None)
-            task.flat_at = math.inf  # the next step makes a prediction of its own
+            task.flat_at = math.inf  # the next step makes a new prediction
             batteries.end_step(task.device, sent, is_flat=is_flat)
 
     def end_task(self, task: Task) -> None:
@@ -126,7 +126,7 @@ class BatteryWatch:
         task.flat_at = when if is_flat else math.inf
         if is_at_risk:  # predict again when rates change
             self._at_risk[task.id] = task
-        if when < task.disconnects_at:  # otherwise the task ends before
+        if when < task.disconnects_at:  # otherwise the task ends before ``when``
             self.set_alarm(task.id, max(when, self._simulation.now))
 
     def set_alarm(self, number: int, when: float) -> None:
@@ -170,11 +170,11 @@ class BatteryWatch:
         return {"batteries": batteries, "at_risk": list(self._at_risk)}
 
     def restore_batteries(self, state: BatteryWatchState) -> None:
-        """Set the batteries' levels from a checkpoint; called before the tasks are restored."""
+        """Set the batteries' levels from a checkpoint; call this before the tasks are restored."""
         batteries = state["batteries"]
         if self.batteries is not None and batteries is not None:
             self.batteries.restore(batteries)
 
     def restore_tasks(self, state: BatteryWatchState) -> None:
-        """Restore the tasks whose battery may run flat; called after the tasks are restored."""
+        """Restore which tasks' batteries may run flat; call this after the tasks are restored."""
         self._at_risk = {number: self._runner.running[number] for number in state["at_risk"]}

@@ -32,8 +32,8 @@ from fedsim.world.time_variation import TimeVariation
 class WorldBuilder:
     """Builder of the devices, network and task runner, for a run and for ``build_world``.
 
-    The constructor builds the network. ``build_devices``, ``add_batteries`` (optional),
-    ``build_tasks``, ``build_lifetimes`` and ``build_processes`` are called in this order.
+    The constructor builds the network. Then call, in this order, ``build_devices``,
+    ``add_batteries`` (optional), ``build_tasks``, ``build_lifetimes`` and ``build_processes``.
 
     Args:
         simulation: the clock.
@@ -71,11 +71,12 @@ class WorldBuilder:
         self._spec = spec
         self._root = root
         self._edges = network.edge_servers
-        self._batteries: Batteries | None = None  # set before ``build_tasks``, if there are any
+        # set before ``build_tasks`` if the scenario has batteries
+        self._batteries: Batteries | None = None
         self.capacity = spec.capacities(streams, root)
         links = self.capacity.links
         if network.has_device_rates and self.capacity.kinds:
-            links = None  # rates of the scenario take precedence over links by kinds
+            links = None  # rates of ``[network.device]`` take precedence over the kinds' links
         self.network: Network = network.build(simulation, streams, spec.devices, links, root)
         traces = network.link_traces(streams, spec.devices, root, with_rates=links is None)
         if traces is not None:
@@ -132,7 +133,7 @@ class WorldBuilder:
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_task_end: Callable[[Task], None],
     ) -> None:
-        """Build ``messages`` and ``tasks``, after the devices.
+        """Build ``messages`` and ``tasks``; ``build_devices`` must have been called before.
 
         Args:
             on_edge_lost: function that is called with the index of an edge server when it fails.
@@ -243,7 +244,7 @@ def build_world(
     samples = np.zeros(spec.devices, dtype=np.int64)
     if spec.samples is not None:
         samples = spec.sizes(streams, root=None)
-    # a sample costs as much as one of the reference model
+    # training on a sample costs as much as with the reference model
     world.build_devices(samples, flops=spec.reference_flops or 1.0, rooflines=None)
     world.build_tasks(on_edge_lost=_ignore, next_steps=lambda task: (), on_task_end=_ignore)
     world.build_lifetimes(on_arrival=_ignore)

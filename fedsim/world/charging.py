@@ -22,14 +22,14 @@ from fedsim.world.phases import Phases, Span
 class Charging(Protocol):
     """Interface of objects that compute when each device is plugged into its charger.
 
-    The times depend on the seed and the device alone, not on earlier calls.
+    The times depend only on the seed and the device, not on earlier calls.
     """
 
     def span(self, device: int, time: float) -> Span:
         """Return the phase around a time in which a device is plugged in, or is unplugged.
 
         The result's ``on`` is true if the device is plugged in. An unplugged phase may be followed
-        by another unplugged phase, so a device need not be plugged in at the end of the result.
+        by another unplugged phase, so a device need not be plugged in at the end of the phase.
 
         Args:
             device: index of the device.
@@ -145,7 +145,7 @@ class _Days:
         end = begins + (day + 1) * DAY_S
         if self._chance < 1:
             draw = self._streams.uniform("world/charging", device, day + 1)  # day + 1 is 0 or more
-            if draw >= self._chance:  # not plugged in on this day
+            if draw >= self._chance:  # the device is not plugged in on this day
                 return Span(False, start, end)
         if time < start + lasts:
             return Span(True, start, on_grid(start + lasts))

@@ -40,7 +40,7 @@ def each(function: Callable[[AnyArray], AnyArray], column: AnyArray) -> AnyArray
     Returns:
         The new array, [devices].
     """
-    if _is_shared(column):  # stores one value for all devices
+    if _is_shared(column):  # the array stores one value for all devices
         return alike(function(column[:1])[0], len(column))
     return function(column)
 
@@ -55,7 +55,7 @@ def distinct(column: AnyArray) -> tuple[AnyArray, NDArray[np.integer]]:
         The distinct entries, ascending, [n], and for each device the index of its entry in them,
         int [devices].
     """
-    if _is_shared(column):  # stores one value for all devices
+    if _is_shared(column):  # the array stores one value for all devices
         return column[:1], alike(0, len(column))
     values, positions = np.unique(column, return_inverse=True)
     return values, positions
@@ -64,7 +64,7 @@ def distinct(column: AnyArray) -> tuple[AnyArray, NDArray[np.integer]]:
 def pieces(devices: int) -> Iterator[slice]:
     """Yield consecutive slices that together cover the indices of all devices.
 
-    Callers compute arrays over one slice at a time, so that they need little memory.
+    Callers compute arrays over one slice at a time, to save memory.
     """
     return (slice(begin, begin + _PIECE) for begin in range(0, devices, _PIECE))
 
@@ -72,7 +72,8 @@ def pieces(devices: int) -> Iterator[slice]:
 def mean(entries: Callable[[slice], Floats], devices: int) -> float:
     """Compute the mean of a value over all devices, one slice at a time to save memory.
 
-    The result equals ``np.mean`` to the bit, because both add recursively by halves.
+    The result equals that of ``np.mean`` to the bit, because both add the values recursively by
+    halves.
 
     Args:
         entries: function that returns the values of the devices in a slice, float64 [slice].
@@ -120,7 +121,7 @@ class DeviceRows:
         """
         if self.has_all:
             return devices
-        row_of = self._rows  # device -> row, of the devices that have one
+        row_of = self._rows  # device -> row, for each device that has a row
         rows = [row_of.setdefault(device, len(row_of)) for device in devices.tolist()]
         while len(row_of) > self.length:
             self.length *= 2

@@ -1,4 +1,4 @@
-"""Kinds of devices, such as a phone model, and the speeds, links and powers that follow for devices.
+"""Kinds of devices, such as a phone model, and the speeds, links and powers of devices by kind.
 
 The file ``device_kinds.toml`` is the catalogue of kinds. Each of its figures has a source and a date.
 """
@@ -50,14 +50,16 @@ class DeviceKind(Spec):
         gpu: whether the processor is a GPU; the times of a CPU include additional passes over the
             data of an operation.
         arm: whether the processor has ARM cores, for which torch has other kernels.
-        bandwidth, bandwidth_share: peak bytes/s of its memory, and the share that training reaches.
-        memory, memory_share: its memory (bytes), and the share that a training may take.
+        bandwidth, bandwidth_share: peak bytes/s of the memory, and the share that training reaches.
+        memory, memory_share: size of the memory (bytes), and the share that a training may take.
         batch, epoch: fixed time that is added to each batch, and to each epoch (s).
-        down, up, latency: its usual link; a scenario's ``[network.device]`` overrides it.
+        down, up, latency: usual rates (bytes/s) and latency (s) of the device's link; a scenario's
+            ``[network.device]`` overrides them.
         idle, compute, radio: power while idle, and the powers that computing, and sending or
             receiving, add to it (W).
         receive_byte, send_byte: energy that each byte on the wire adds (J/B).
-        tail, tail_lasts: power of a radio that stays awake after a transfer (W), and its duration.
+        tail, tail_lasts: power of a radio that stays awake after a transfer (W), and the time for
+            which it stays awake (s).
     """
 
     flops: FlopPerSecond
@@ -282,9 +284,14 @@ class Capacity:
         return flops
 
     def powers(self) -> dict[str, Floats]:
-        """Return powers and energies per byte of each device, by its kind: name -> float64 [devices].
+        """Return the energy coefficients of each device, which follow from its kind.
 
-        The names are keys of ``KIND_POWERS``, such as ``idle_w``; empty if devices have no kinds.
+        They are powers (W), energies per byte (J), and the time for which a radio stays awake after a
+        transfer (s).
+
+        Returns:
+            Name (a key of ``KIND_POWERS``, such as ``idle_w``) -> float64 [devices]; empty if devices
+            have no kinds.
         """
         if self.which is None:
             return {}
@@ -314,7 +321,7 @@ class CapacityModel(Spec):
         raise NotImplementedError
 
     def jitters(self, streams: Streams, devices: int) -> Floats | None:
-        """Return how much the epoch times of each device vary by its kind.
+        """Return how much epoch times vary at random on each device, by the device's kind.
 
         The key ``population.jitter``, if it is set, replaces these values.
 

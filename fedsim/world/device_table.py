@@ -187,7 +187,7 @@ class DeviceTable:
         """Name of the column that names the device of each row, such as ``device`` or ``phone``.
 
         Raises:
-            DataError: the table has none.
+            DataError: the table has no such column.
         """
         id_names = [name for name in self.cells if name in IDS]
         name = min(id_names, key=IDS.index, default=None)  # ``IDS`` is in order of precedence
@@ -219,7 +219,7 @@ class DeviceTable:
                 raise self.wrong(row, column, "every row needs a value")
             names.append(device_name(cell))
         indices = number_devices(names, devices)
-        if isinstance(indices, str):  # the first name that breaks the rule
+        if isinstance(indices, str):  # text: the first name that breaks the rule
             raise self.wrong(names.index(indices), column, naming_rule(devices))
         return [indices[name] for name in names]
 
@@ -249,7 +249,7 @@ class DeviceTable:
             self.note(f"column {column!r}, a row for each device in their order")
         else:
             self.note(f"column {column!r}, rows by {order_column!r}")
-        # three orders: numbers of the devices, other IDs, or the devices' own order
+        # three cases: rows have numbers of devices, have other IDs, or are in order of the devices
         if "device" in self.cells:
             return [values[row] for row in self._rows_by_number(devices)]
         if self.rows != devices:
@@ -356,7 +356,7 @@ def _read_table(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow
         names = next(csv.reader(lines), [])
     present = [name for name in columns if name in names]
     options = arrow.ConvertOptions(
-        include_columns=present or names[:1],  # one column at least, for the count of rows
+        include_columns=present or names[:1],  # at least one column is read, to count the rows
         column_types=dict.fromkeys(names, pa.string()),
         null_values=[""],
         strings_can_be_null=True,

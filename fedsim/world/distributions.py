@@ -95,7 +95,7 @@ class Distribution(Spec):
 
 
 class Constant(Distribution, Generic[Q]):
-    """Distribution with one value for all devices; in a scenario a bare quantity is short for it.
+    """Distribution with one value for all devices; in a scenario a bare quantity is the short form.
 
     Attributes:
         value: the value of every device.
@@ -147,7 +147,7 @@ class LogNormal(Distribution, Generic[Amount]):
 
     def draw(self, generator: np.random.Generator, size: int) -> Floats:
         values = generator.standard_normal(size)
-        values *= math.log(self.spread)  # in place, because there may be 100 million values
+        values *= math.log(self.spread)  # in place, to save memory: there may be 100 million values
         # With AVX-512 numpy's exp of real numbers differs in the last bits; its exp of complex
         # numbers is the C library's.
         for block in np.array_split(values, 1 + size // _BLOCK):
@@ -182,7 +182,7 @@ class Choice(Distribution, Generic[Q]):
 
 
 class Listed(Distribution, Generic[Q]):
-    """One value for each device, in order of their indices; in a scenario a list is short for it.
+    """Values of the devices, listed by device index; in a scenario a bare list is the short form.
 
     Attributes:
         values: value of each device.
@@ -252,7 +252,8 @@ class FromFile(FileColumn, Distribution, Generic[Q]):
 
 
 Jitter = Annotated[float, Field(ge=0.0, le=100.0)]
-Factor = Annotated[float, Field(ge=1e-6, le=1.0)]  # times overflow for smaller factors
+# factor of a speed; with a smaller one, the times would overflow
+Factor = Annotated[float, Field(ge=1e-6, le=1.0)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 

@@ -23,9 +23,9 @@ class TimerState(TypedDict):
 
     Attributes:
         paces: device -> present factor of its speed, if it is not 1.
-        fixed_ends: task ID -> ends of its epochs (s), up to the epoch that was running when the
-            speed of its device last changed; later ends are computed at the new speed.
-        budget_used: device -> time that its last task has used of its time budget (s).
+        fixed_ends: task ID -> ends of the task's epochs (s), up to the epoch that was running when
+            the speed of the device last changed; later ends are computed at the new speed.
+        budget_used: device -> time that the device's previous task has used of its time budget (s).
         hosts: state of shared hosts; None if each device has its own cores.
     """
 
@@ -63,20 +63,20 @@ class EpochTimer:
         self.paces: dict[int, float] = {}
         # ID of a task whose pace has changed -> ends of its epochs, up to the running epoch (s)
         self._fixed_ends: dict[int, list[float]] = {}
-        # device -> time (s) of its budget that its last task has used
+        # device -> time (s) that the device's previous task has used of its budget
         self._budget_used: dict[int, float] = {}
 
     def take_budget(self, device: int) -> float:
-        """Return the time (s) that a device's last task has used of its time budget, and forget it.
+        """Return the time (s) that a device's previous task has used of its time budget; forget it.
 
         ``TaskRunner.start`` subtracts this time from the budget of a new task that continues the
-        last task.
+        previous task.
 
         Args:
             device: index of the device.
 
         Returns:
-            The time; 0 if the last task had no budget (``Limit.budget``).
+            The time; 0 if the previous task had no budget (``Limit.budget``).
         """
         return self._budget_used.pop(device, 0.0)
 
@@ -105,9 +105,9 @@ class EpochTimer:
         """Compute the end of a task's running computation, and set the alarm for it.
 
         A training that would contain thousands of slow phases (``population.slow_phases``) is not
-        computed to its end at once. Phases are then drawn only up to ``TimeVariation.reach_s`` seconds
-        from the begin of the step. If the computation does not end by then, the alarm calls this
-        method again at that time. Each further call draws phases for twice the time that has passed
+        computed to its end in one call. Phases are then drawn only up to ``TimeVariation.reach_s``
+        seconds from the begin of the step. If the computation does not end by then, the alarm calls
+        this method again at that time. Each further call draws phases for twice the time that has passed
         since the begin of the step.
 
         Args:
@@ -142,7 +142,7 @@ class EpochTimer:
         return on_grid(start + ahead_s)
 
     def _schedule_again(self, task: Task, when: float) -> None:
-        """Set the alarm for another ``schedule_end`` at ``when`` (s), or for a battery flat before."""
+        """Set the alarm at ``when`` (s) for another ``schedule_end``, or before for a flat battery."""
         if self._runner.battery_watch.runs_flat(task, when):
             self._runner.end_step_at(task, math.inf)
         else:
@@ -161,7 +161,7 @@ class EpochTimer:
 
         A last end that exceeds the task's time limit only by rounding is set to the limit.
         """
-        # after a change of its speed, the ends up to the running epoch's are known
+        # after a change of the device's speed, the ends up to that of the running epoch are fixed
         fixed = self._fixed_ends.get(task.id, [])
         begin = fixed[-1] if fixed else task.step_start
         remaining = plan.epochs - len(fixed)
@@ -232,11 +232,10 @@ class EpochTimer:
         assert task.epoch_ends is not None
         plan = self._plan(task)
         now = self._simulation.now
-        ends = task.epoch_ends  # ends of the epochs so far (s)
+        ends = task.epoch_ends  # ends of the epochs so far
         is_over = len(ends) == plan.epochs
         if ends and plan.adaptive and not is_over:
-            # the epochs that the device begins; infinity stands for the end of the next one, which is
-            # unknown
+            # the epochs that the device begins; infinity stands for the unknown end of the next epoch
             begun = self._compute.adapt(task.step_start, [*ends, math.inf], plan.limit)
             is_over = len(begun) == len(ends)
         if is_over:
@@ -265,7 +264,7 @@ class EpochTimer:
         if self.hosts is None:
             return {}
         is_due = cause is None and self.hosts.is_due(task)
-        # ``epoch_ends`` lacks the epoch that was running: it ends now if it is due, else never
+        # ``epoch_ends`` lacks the running epoch, which ends now if it is due, and otherwise never
         if self.hosts.stop(task) and task.epoch_ends is not None:
             task.epoch_ends.append(now if is_due else math.inf)
         return {"core_s": self.hosts.used_s(task)}
@@ -279,7 +278,7 @@ class EpochTimer:
             device: index of the device.
             pace: factor of the device's usual speed, above 0.
         """
-        before = self.paces.pop(device, 1.0)  # the former factor
+        before = self.paces.pop(device, 1.0)  # the former factor of the speed
         if pace != 1.0:
             self.paces[device] = pace
         task = self._runner.task_of(device)
@@ -322,7 +321,7 @@ class EpochTimer:
         }
 
     def restore(self, state: TimerState) -> None:
-        """Restore the state; called after the tasks and before the alarms are restored."""
+        """Restore the state; call this after the tasks and before the alarms are restored."""
         self.paces = state["paces"]
         self._fixed_ends = state["fixed_ends"]
         self._budget_used = state["budget_used"]

@@ -1,8 +1,9 @@
 """Hosts: machines on which several devices run, with cores and workers that the devices share.
 
 A task runs on one of its host's workers; other tasks wait for a free worker. If k computations run
-on a host, each has throughput(k) / k of the speed of a single one (processor sharing). All of them
-advance equally, so one counter per host (``_Cores.progress_s``) gives the end of each.
+on a host, each has throughput(k) / k of the speed of a single one (processor sharing). All
+computations on a host advance equally, so one counter per host (``_Cores.progress_s``) gives the end
+of each.
 """
 
 import math
@@ -33,12 +34,13 @@ class HostSpec(Spec):
 
     Attributes:
         number: number of hosts, all alike.
-        cores: number of computations that run at full speed at once; more share the cores evenly.
-        throughput: instead of ``cores``, total speed of k computations at once relative to a single
+        cores: number of computations that run at full speed at a time; more computations share the
+            cores evenly.
+        throughput: instead of ``cores``, total speed of k computations at a time relative to a single
             one, as points [k, speed]: interpolated linearly from [1, 1] on, constant after the last.
-        workers: number of tasks that run at once; others wait, first come, first served. None: all
+        workers: number of tasks that run at a time; others wait, first come, first served. None: all
             run.
-        memory: memory of a host, which limits the tasks that run at once. None: all fit.
+        memory: memory of a host, which limits the tasks that run at a time. None: all fit.
         task_memory: memory that a task takes from its begin to its end.
         start_up: fixed time before a task's first step, which takes a worker and no core.
     """
@@ -83,7 +85,7 @@ class HostSpec(Spec):
 
     @property
     def slots(self) -> float:
-        """Count of tasks that may run at once on a host; infinity without a limit."""
+        """Count of tasks that may run on a host at a time; infinity without a limit."""
         slots = math.inf
         if self.memory is not None and self.task_memory:
             slots = self.memory // self.task_memory
@@ -92,13 +94,13 @@ class HostSpec(Spec):
         return slots
 
     def rate(self, busy: int) -> float:
-        """Return the speed of each computation on a host, relative to a computation alone on it.
+        """Return the speed of each computation on a host, as a share of the speed without others.
 
         Args:
-            busy: count of the computations that run at once on the host.
+            busy: count of the computations that run on the host at a time.
 
         Returns:
-            The relative speed, at most 1.
+            The share, at most 1.
         """
         if self.throughput is None:
             return min(1.0, (self.cores or 1) / busy)
@@ -211,7 +213,7 @@ class Hosts:
 
         Args:
             task: the task.
-            seconds: time of the computation at full speed, alone on the host (s).
+            seconds: time of the computation at full speed, as the only one on the host (s).
         """
         cores = self._update_cores(self._host(task), changes=True)
         cores.jobs[task.id] = _HostComputation(task, cores.progress_s, cores.progress_s + seconds)
@@ -239,7 +241,7 @@ class Hosts:
             return False
         cores = self._update_cores(self._host(task), changes=True)
         del cores.jobs[task.id]
-        # core seconds of the task's step: of earlier computations, and of this one
+        # core seconds of the step: those of earlier computations, and those of this computation
         used_s = self._used.get(task.id, 0.0)
         self._used[task.id] = used_s + cores.progress_s - job.begin_progress_s
         return True
@@ -257,7 +259,7 @@ class Hosts:
             job.end_progress_s = progress_s + (job.end_progress_s - progress_s) * factor
 
     def used_s(self, task: Task) -> float:
-        """Return the core time (s) that the ending step of a task has used, and forget it.
+        """Return the core time (s) that the ending step of a task has used, and forget this time.
 
         A computation at half speed uses half a second of core time in a second.
         """
@@ -307,7 +309,7 @@ class Hosts:
                 remaining_s = max(0.0, next_end_s - cores.progress_s)
                 rate = self._spec.rate(len(cores.jobs))
                 self._set_alarm(host, on_grid_after(cores.updated_at + remaining_s / rate))
-            else:  # nothing refers to the counter, which stays precise by starting anew
+            else:  # no computation refers to the counter, which stays precise by starting anew
                 cores.progress_s = 0.0
 
     def _end_due(self, host: int) -> None:
@@ -330,7 +332,7 @@ class Hosts:
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
 
     def restore(self, state: HostsState, running: Mapping[int, Task]) -> None:
-        """Restore the state; called after the tasks and before the alarms are restored."""
+        """Restore the state; call this after the tasks and before the alarms are restored."""
         self._used = state["used"]
         self._cores = {}
         for host, (updated_at, progress_s) in state["cores"].items():

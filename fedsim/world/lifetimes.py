@@ -27,14 +27,15 @@ class Turnover(Spec):
     kind: str
 
     def check(self, key: str, devices: int) -> None:
-        """Raise an error if the model does not fit the number of devices.
+        """Raise an error if the model does not fit the devices, such as an index of no device.
 
         Args:
             key: the key of the scenario that has the model, for the error message.
             devices: number of devices.
 
         Raises:
-            ScenarioError: the model does not fit.
+            ScenarioError: the model names a device that does not exist or names a device twice, or
+                more devices are to join than exist.
         """
 
     def draw(
@@ -89,7 +90,7 @@ DeparturesSpec = Annotated[Turnover, KindField(DEPARTURES, by_device=True)]
 class Bounded:
     """Availability in which a device is unreachable before its arrival and after its departure.
 
-    An off phase may be followed by another off phase, so a device need not be on at its end.
+    An off phase may be followed by another off phase, so a device need not be on after an off phase.
 
     Args:
         within: availability without arrivals and departures.
@@ -189,7 +190,7 @@ class Lifetimes:
         self._departure = departure
         self._availability = availability
         self._on_arrival = on_arrival
-        # devices and their times, in order of time; the counts say how many have come and gone
+        # devices and their times, in order of time; the counts say how many have arrived and left
         self._newcomers, self._arrivals = _in_order(arrival, arrival > 0)
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrival_count = 0
@@ -244,7 +245,7 @@ class Lifetimes:
             self._arrival_count += 1
             self._simulation.record("arrival", {"device": device})
             reachable_at = self._availability.next_on(device, now)
-            if reachable_at < math.inf:  # it waits to be reported until then
+            if reachable_at < math.inf:  # the device is reported when it becomes available
                 heappush(self._waiting, (reachable_at, device))
         while self._waiting and self._waiting[0][0] <= now:
             _, device = heappop(self._waiting)

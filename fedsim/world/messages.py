@@ -113,14 +113,14 @@ class Messages:
         on_end: OnEnd | None = None,
         waited: float = 0.0,
     ) -> Message:
-        """Start to send a message; it ends as ``lost`` at once if sender or receiver is unavailable.
+        """Start to send a message; it is lost immediately if sender or receiver is unavailable.
 
         Args:
             source: endpoint ID of the sender.
             destination: endpoint ID of the receiver.
             payloads: the parts of the message.
-            number: index of the round for which it is sent; None if for no round.
-            on_end: function that is called once, later, with the message and its outcome.
+            number: index of the round for which the message is sent; None if for no round.
+            on_end: function that is called once, after this call, with the message and its outcome.
             waited: time that the message waited behind another message on the same connection (s);
                 see ``Network.send``.
         """
@@ -129,14 +129,15 @@ class Messages:
         message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
         self.under_way[message.id] = message
         self._sent += 1
-        # unavailable: the message ends after this call, so that the caller has it before
+        # An endpoint is unavailable: the message ends after this call, so that the caller has the
+        # message before.
         if until <= now:
             self.simulation.env.call(partial(self._end, message, "lost"))
             return message
         message.flow = self.network.send(
             source, destination, message.size, partial(self._end, message, "done"), waited
         )
-        if until < math.inf:  # sender or receiver may become unavailable before its end
+        if until < math.inf:  # sender or receiver may become unavailable before the message ends
             self._set_cut(message.id, until)
         return message
 
@@ -164,8 +165,8 @@ class Messages:
             edge: index of the edge server.
             direction: ``"down"`` to the edge server, ``"up"`` from it.
             payloads: the parts of the message.
-            number: index of the round for which it is sent; None if for no round.
-            on_end: function that is called once, later, with the message and its outcome.
+            number: index of the round for which the message is sent; None if for no round.
+            on_end: function that is called once, after this call, with the message and its outcome.
 
         Raises:
             SimulationError: the edge server does not exist, or has an unfinished message in this
@@ -235,7 +236,7 @@ class Messages:
         source = message.source
         destination = message.destination
         delivered = self.delivered(message)
-        # the server has the lowest ID, so that the other endpoint has the greater one
+        # the server has the lowest ID of all, so the greater ID is that of the other endpoint
         edge = network.edge_at(max(source, destination))
         fields: dict[str, object] = {"round": message.round}
         if edge is not None and SERVER in (source, destination):

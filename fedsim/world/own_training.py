@@ -30,13 +30,13 @@ from fedsim.world.distributions import (
 Q = TypeVar("Q")
 
 DEFAULT = "default"
-"""Name in a table by kind whose value the kinds without a value have."""
+"""Key of a table by kind: its value is for all kinds that the table does not name."""
 
 
 class ByKind(Distribution, Generic[Q]):
     """Distribution of ``[population.local]`` in which a device's value depends on its kind.
 
-    In a scenario a table from kinds of devices to values is short for it.
+    The short form in a scenario is a table with a value for each kind, such as ``{ phone-mid = 1 }``.
 
     Attributes:
         values: name of a kind -> value; ``default`` is the value of all other kinds.
@@ -57,7 +57,7 @@ class ByKind(Distribution, Generic[Q]):
             kinds: the user's kinds of devices (``population.kinds``), by name.
 
         Raises:
-            ScenarioError: the devices have no kinds, or none of them is of a named kind.
+            ScenarioError: the devices have no kinds, or no device is of a kind that ``values`` names.
         """
         if capacity.which is None:
             raise ScenarioError(
@@ -149,7 +149,7 @@ class OwnTraining(NamedTuple):
             samples: count of samples of each device in the slice.
             usual: batches of devices for which no batch size is set here (section ``[training]``).
         """
-        # a value of 0 stands for a device without a setting of its own
+        # a value of 0 stands for a device with the usual setting
         own_epochs = self.epochs[devices]
         passes = np.where(own_epochs == 0, epochs, own_epochs).astype(np.float64)
         steps = self.steps[devices]
@@ -207,7 +207,8 @@ class LocalSpec(Spec):
             kinds: the user's kinds of devices (``population.kinds``), by name.
 
         Raises:
-            ScenarioError: a key does not fit the devices, or a device has both epochs and steps.
+            ScenarioError: a list has another count of values than devices, a table names a kind that no
+                device has, or a device has both epochs and steps.
             DataError: a file is missing or malformed.
         """
         # key of ``population.local`` -> value of each device, 0 if it has none

@@ -1,4 +1,4 @@
-"""Random phases in which a device is alternately on and off; they depend on seed and device alone.
+"""Random phases in which a device is alternately on and off; they depend only on seed and device.
 
 The phase that was last looked up is cached for each device.
 """
@@ -18,7 +18,7 @@ _TICKS_PER_SECOND = 1 / TICK_S
 _ROWS_AT_ONCE = 4_096  # count of devices per block, which bounds memory
 _PHASES_AT_ONCE = 128
 _LAST_BITS = 2.0**-48  # bound of the relative difference of two implementations of the logarithm
-_MOST_PHASES = 10_000_000  # phases of a device per look-up, which takes some 10 s
+_MOST_PHASES = 10_000_000  # upper bound of a device's phases per look-up, which takes some 10 s
 
 
 class Span(NamedTuple):
@@ -65,11 +65,11 @@ class Phases:
         self._first_purpose = f"{purpose}/first"
         self._means = (mean_off, mean_on)  # indexed by whether the phase is on
         self._share_on = mean_on / (mean_on + mean_off)
-        # look-ups over a shorter time (s) cannot meet too many phases, and skip the check
+        # a look-up that is less time (s) ahead is not checked for too many phases
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)
         self._rows = DeviceRows(devices)
-        # Phase of the last look-up in each row of the cache. Before the first look-up it ends at 0,
-        # which no phase does.
+        # Phase of the last look-up in each row of the cache. Before the first look-up, the end is 0,
+        # at which no phase ends.
         self._count = np.zeros(self._rows.length, dtype=np.int64)  # index k of the phase
         self._on = np.zeros(self._rows.length, dtype=np.bool_)
         self._start = np.zeros(self._rows.length)
@@ -170,7 +170,7 @@ class Phases:
         ticks = round(-math.log(uniform) * self._means[on] * _TICKS_PER_SECOND)
         return max(TICK_S, ticks / _TICKS_PER_SECOND)
 
-    # the same look-ups for many devices at once
+    # look-ups for many devices in one call
 
     def _walk_to(self, devices: Ints, rows: Ints, times: Floats) -> None:
         """Find for each device the on or off phase in which its time lies, and cache it.
@@ -180,13 +180,13 @@ class Phases:
             rows: row of each device in the stored arrays, int64 [n].
             times: a time for each device (s), float64 [n].
         """
-        # before the cached phase, or without a cached phase (which would end after 0)
+        # the time is before the cached phase, or no phase is cached: a cached phase ends after 0
         is_unknown = (times < self._start[rows]) | (self._end[rows] == 0.0)
         if is_unknown.any():
             self._cache_first(devices[is_unknown], rows[is_unknown])
         end = self._end[rows]
         behind = np.flatnonzero(end <= times)  # positions of devices that need further phases
-        if behind.size:  # an error if the farthest time is too many phases ahead
+        if behind.size:  # ``check_walk`` raises if the farthest time is too many phases ahead
             farthest = int(behind[np.argmax(times[behind] - end[behind])])
             self.check_walk(int(devices[farthest]), end.item(farthest), times.item(farthest))
         while behind.size:
@@ -194,7 +194,7 @@ class Phases:
             behind = behind[self._end[rows[behind]] <= times[behind]]
 
     def _cache_first(self, devices: Ints, rows: Ints) -> None:
-        """Set the cached phase of each device to the one at time 0.
+        """Set the cached phase of each device to its phase at time 0.
 
         Args:
             devices: indices of devices, int64 [n].
@@ -209,7 +209,7 @@ class Phases:
         self._end[rows] = self._lengths(devices, first_counts, on[:, None])[:, 0]
 
     def _walk(self, devices: Ints, rows: Ints, times: Floats) -> None:
-        """Draw some further phases of each device, and cache the one nearest to its time.
+        """Draw some further phases of each device, and cache the phase nearest to the device's time.
 
         The count of drawn phases suffices for most devices. The caller repeats the call for devices
         whose cached phase still ends before their time.
@@ -226,7 +226,7 @@ class Phases:
         expected = float(np.mean(times - end)) / (sum(self._means) / 2)
         ahead = np.arange(1, min(_PHASES_AT_ONCE, int(1.1 * expected) + 4))
         states = on[:, None] ^ (ahead % 2 == 1)  # on and off phases alternate
-        # end of the cached phase, and lengths of the next ones, which are summed up to their ends
+        # end of the cached phase, and lengths of the next phases; their cumulative sums are the ends
         ends = np.empty((len(devices), len(ahead) + 1))
         ends[:, 0] = end
         ends[:, 1:] = self._lengths(devices, count[:, None] + ahead, states)

@@ -47,7 +47,7 @@ class Population:
             way in which the model is cut, and ``size``. Set by ``Run``.
         batching: division of an epoch's samples into batches; set by ``Run``.
         own: local trainings that differ by device; None if all devices train alike.
-        trainable: count of devices that may train, the first ones.
+        trainable: count n of devices that may train: those with the indices 0 to n - 1.
     """
 
     speed: Floats
@@ -156,15 +156,15 @@ class Population:
     def fit(
         self, device: int, training: Training, samples: int, rooflines: Rooflines | None = None
     ) -> Training:
-        """Return a training limited to those last layers for which its device has memory.
+        """Return a training limited to the last layers for which the device has memory.
 
         The training is unchanged if the memory suffices for all layers, and also if it does not
-        suffice for a single one.
+        suffice for a single layer.
 
         Args:
             device: index of the device.
             training: the training.
-            samples: samples on which the device trains.
+            samples: count of samples on which the device trains.
             rooflines: the memory of kinds of devices; None for ``self.rooflines``.
         """
         rooflines = rooflines or self.rooflines

@@ -156,7 +156,7 @@ class PopulationSpec(Spec):
 
     @model_validator(mode="after")
     def _check_speeds(self) -> Self:
-        # three keys that set the devices' speeds, each in its own way
+        # only one of these three keys can set the devices' speeds
         keys = [name for name in ("speed", "capacity", "device") if getattr(self, name) is not None]
         if len(keys) > 1:
             raise ValueError(
@@ -166,7 +166,7 @@ class PopulationSpec(Spec):
             raise ValueError(
                 "'reference_flops' is for 'speed'; the kinds of 'device' know how fast they are"
             )
-        # kinds that are named here; those in a file are checked when it is read
+        # names of kinds in the scenario; names in a file are checked when the file is read
         names: Sequence[str] = ()
         if isinstance(self.device, Constant):
             names = [self.device.value]
@@ -242,7 +242,7 @@ class PopulationSpec(Spec):
         down = np.array([kind.down for kind in kinds])[which]
         up = np.array([kind.up for kind in kinds])[which]
         latency = np.array([kind.latency for kind in kinds])[which]
-        # not used: the training times of kinds are computed by ``Rooflines``
+        # these speeds are not used: ``Rooflines`` computes the training times of kinds
         speeds = alike(np.inf, self.devices)
         return Capacity(speeds, (down, up, latency), kinds, which, kind_names.tolist())
 
@@ -316,11 +316,12 @@ class PopulationSpec(Spec):
                 ``reference_flops``.
 
         Raises:
-            ScenarioError: a device has no speed, or leaves before it arrives.
+            ScenarioError: the speed of a device is not above 0, a device leaves before it arrives, or
+                no device has the memory for its usual training.
         """
         if rooflines is not None:
             if self.local is None or self.local.batch_size is None:
-                # an error if no device has the memory for its usual training
+                # raises an error if no device has the memory for its usual training
                 rooflines.check(int(samples.min()))
             speed = rooflines.speeds()
         _check_speed(speed)
@@ -338,7 +339,7 @@ class PopulationSpec(Spec):
             cost = flops_per_sample / self.reference_flops
         arrival = self._draw_arrival(streams, root)
         departure = self._draw_departure(streams, arrival, root)
-        if self.tested_only is not None:  # to strategies it seems that these devices never arrive
+        if self.tested_only is not None:  # devices that never arrive are hidden from strategies
             arrival = arrival.copy()
             arrival[self.trainable :] = np.inf
         population = Population(

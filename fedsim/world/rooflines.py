@@ -129,7 +129,7 @@ class Rooflines:
         self._cost_of = cost_of
         self._usual = usual or [Training(start=None)] * len(kinds)
         self.layers = layers
-        # results of these methods by their arguments, as many devices have equal trainings
+        # the results of these methods are cached, as many devices have equal trainings
         self._batch_s = cache(self._compute_batch_s)
         self._smaller = cache(self._make_smaller)
 
@@ -173,14 +173,14 @@ class Rooflines:
         kind = int(self.which[device])
         if not samples:
             return self.kinds[kind].epoch  # the fixed time of an epoch
-        # a count of steps is whole passes over the samples, and single batches of the next pass
+        # a count of steps is divided into whole passes over the samples, and single batches
         batching = training.batching(self._batching)
         whole_passes = 1
         single_batches = 0
         match training.amount:
             case LocalSteps(count, only_batch=None):
                 whole_passes, single_batches = divmod(count, batching.count(samples))
-            case LocalSteps(count):  # all steps on one batch
+            case LocalSteps(count):  # all steps use one batch
                 whole_passes = 0
                 single_batches = count
         size = min(batching.size, samples)
@@ -271,7 +271,7 @@ class Rooflines:
         Returns:
             The times (s), float64 [n].
         """
-        whole_training = Training(start=None, batch_size=batching.size)  # a training of all layers
+        whole_training = Training(start=None, batch_size=batching.size)  # it trains all layers
         # the time is computed once for each count of samples
         counts, which_count = np.unique(samples, return_inverse=True)
         times = []
@@ -295,7 +295,7 @@ class Rooflines:
 
         Args:
             training: the training; None for a test.
-            samples: samples on which the device computes.
+            samples: count of samples on which the device computes.
 
         Returns:
             The memory (bytes).
@@ -318,7 +318,7 @@ class Rooflines:
         Args:
             device: index of the device.
             training: the training; None for a test.
-            samples: samples on which the device computes.
+            samples: count of samples on which the device computes.
 
         Returns:
             The time (s); None if the computation fits into memory.
@@ -345,8 +345,9 @@ class Rooflines:
             samples: count of samples on which the device trains.
 
         Returns:
-            The training with ``layers``; unchanged if the device has memory for all layers, if it
-            has none even for one layer, or if trainings of fewer layers are not allowed.
+            The training with ``Training.layers``, the count of its last layers that are trained. It is
+            unchanged if the device has memory for all layers, if it has too little memory even for one
+            layer, or if trainings of fewer layers are not allowed.
         """
         available = self.kinds[kind].training_memory
         if self.layers < 2 or self.needed(training, samples) <= available:
@@ -392,8 +393,9 @@ class Rooflines:
     def groups(self, samples: Ints, sizes: Ints | None = None) -> Iterator[AlikeDevices]:
         """Yield the devices in groups, in each of which the usual trainings need equal memory.
 
-        The devices of a group are of one kind and have equal batch sizes. The largest batches of
-        their samples are equal too: these are smaller if a device has few samples.
+        The devices of a group are of one kind and have equal batch sizes. Their largest batches have
+        equal counts of samples too. The largest batch of a device with few samples is smaller than
+        the batch size.
 
         Args:
             samples: count of samples of each device, int64 [devices].
@@ -411,7 +413,7 @@ class Rooflines:
                 batches = [self._largest_batch(training, count) for count in counts.tolist()]
                 batch_by_count = np.array(batches, dtype=np.int64)
                 for batch in np.unique(batch_by_count).tolist():
-                    # for each count of samples: whether its largest batch is this one
+                    # whether each count of samples has this largest batch
                     has_batch = batch_by_count == batch
                     members = devices[has_batch[which_count]]
                     yield AlikeDevices(kind, training, int(samples[members[0]]), members)

@@ -14,8 +14,8 @@ class SlotsState(TypedDict):
     """State of ``MessageSlots`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
-        lines: direction (``up`` or ``down``) -> IDs of the tasks whose message is allowed to pass,
-            then of the tasks that wait for this permission (a slot), in order.
+        lines: direction (``up`` or ``down``) -> IDs of the tasks that have a slot (a place for a
+            message that is sent), then IDs of the tasks that wait for a slot, in order.
     """
 
     lines: dict[Direction, list[int]]
@@ -24,7 +24,7 @@ class SlotsState(TypedDict):
 class MessageSlots:
     """Limits on how many messages of tasks pass between devices and the server at a time.
 
-    A process of the world, such as ``upload-slots``, sets them by ``World.queue``.
+    A process of the world, such as ``upload-slots``, sets the limits by ``World.queue``.
 
     Attributes:
         queues: direction (``up`` or ``down``) -> SimPy resource whose capacity is the limit; each
@@ -34,7 +34,7 @@ class MessageSlots:
     def __init__(self, running: Mapping[int, Task]) -> None:
         self._running = running
         self.queues: dict[Direction, simpy.Resource] = {}
-        # direction -> task IDs from a snapshot, holders of slots first; used up by ``add``
+        # direction -> task IDs from a snapshot, holders of slots first; ``add`` removes them
         self._lines: dict[Direction, list[int]] = {}
 
     def add(self, direction: Direction, slots: simpy.Resource) -> None:
@@ -64,7 +64,7 @@ class MessageSlots:
         """Request a slot for the message of a task's step, if messages in its direction are limited.
 
         ``TaskRunner`` calls this before each step. A step that sends no message, or exchanges it
-        with an edge server, needs no slot (permission to send).
+        with an edge server, needs no slot (place for a message that is sent).
 
         Returns:
             True if the step has to wait for a slot; False if it has one or needs none.

@@ -64,10 +64,10 @@ class RunnerState(TypedDict):
 
 
 class TaskRunner:
-    """Runner of the tasks of all devices, each as a SimPy process that carries out its steps.
+    """Runner of the tasks of all devices, each as a SimPy process that carries out the task's steps.
 
     ``Dispatch`` starts tasks here for the server's requests. Steps of tasks, such as ``Download``,
-    use its attributes and methods.
+    use the runner's attributes and methods.
 
     Args:
         messages: messages outside of tasks.
@@ -84,7 +84,7 @@ class TaskRunner:
     Attributes:
         running: task ID -> task, for all tasks that have not ended.
         computing: timer of the tasks' computations.
-        battery_watch: part that ends a task when its device's battery is flat.
+        battery_watch: object that ends a task when its device's battery is flat.
         slots: limits on how many messages are sent at a time.
         times_asked, times_selected: device -> count of its tasks, and count of its selections for a
             round.
@@ -114,7 +114,7 @@ class TaskRunner:
         self._env.declare_alarm("step", self._set_step_end)
         self._env.declare_alarm("disconnection", self._set_disconnection)
         self.running: dict[int, Task] = {}  # task ID -> task that has not ended
-        self._working: dict[int, Task] = {}  # device -> its task
+        self._working: dict[int, Task] = {}  # device -> its running task
         self.computing = EpochTimer(self, compute, host)
         self.battery_watch = BatteryWatch(self, batteries)
         self.slots = MessageSlots(self.running)
@@ -123,8 +123,9 @@ class TaskRunner:
         self._on_task_end = on_task_end
         # messages are built before the tasks, and need to know how long endpoints can be reached
         messages.reachable_until = self.reachable_until
-        self.switched_off: set[int] = set()  # devices that an outage, or the like, has switched off
-        self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # devices in _working
+        self.switched_off: set[int] = set()  # devices that processes of the world have switched off
+        # whether each device is in ``_working``
+        self._busy = np.zeros(len(population.speed), dtype=np.bool_)
         # processes that the next call of ``_begin_processes`` begins; None if no call is scheduled
         self._starting: list[DirectProcess] | None = None
         self._task_count = 0  # count of all tasks so far; the ID of the next task
@@ -184,7 +185,7 @@ class TaskRunner:
         step = task.steps[task.position]
         # ``queues``: directions in which the count of messages at a time is limited
         if self.slots.queues and self.slots.must_wait(task, step):
-            # the task first waits for the permission to send, in a step of its own
+            # the task first waits for a slot, in an additional step
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.begun = True
@@ -211,7 +212,7 @@ class TaskRunner:
         if task.alarm is not None:
             task.alarm.cancel()
             task.alarm = None
-        # the step may change the cause: a message that has arrived is complete all the same
+        # the step may change the cause: a message whose last byte has just arrived is complete
         cause, facts = step.end(task, self, cause)
         self.simulation.record(
             "step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts}
@@ -223,7 +224,7 @@ class TaskRunner:
             self.battery_watch.end_step(task, sent, is_flat=cause == "battery")
         if cause is None:
             task.position += 1
-            if was_interrupted:  # the step counts as complete: the next one is interrupted instead
+            if was_interrupted:  # the step counts as complete: the next step is interrupted instead
                 self._watch_disconnection(task)
         return cause
 
@@ -262,7 +263,7 @@ class TaskRunner:
         runs_flat = self.batteries is not None and self.battery_watch.runs_flat(
             task, min(end, disconnects_at)
         )
-        if runs_flat and task.flat_at < end:  # the alarm of the battery ends the task before
+        if runs_flat and task.flat_at < end:  # the battery's alarm ends the task before ``end``
             self.battery_watch.set_alarm(task.id, task.flat_at)
         elif end <= disconnects_at:
             self._set_step_end(task.id, end)
@@ -368,7 +369,7 @@ class TaskRunner:
                 f"device {device} still works on task {other.id}; it does one thing at a time"
             )
         count = self.times_asked.get(device, 0)
-        # time that the device's previous task has used of its budget (s)
+        # time that the device's previous task has used of its budget
         spent_s = self.computing.take_budget(device)
         task = Task(self._task_count, device, steps, round, group, count, continues, edge, context)
         task.spent_s = spent_s if continues else 0.0

@@ -19,7 +19,7 @@ from fedsim.world.columns import alike, distinct, each
 from fedsim.world.phases import Phases
 
 _TICKS_PER_SECOND = 1 << 30
-_PHASES_AHEAD = 4_000  # count of slow phases per look-ahead; it then takes some 10 ms
+_PHASES_AHEAD = 4_000  # count of normal and slow phases per look-ahead, which takes some 10 ms
 # tolerance (s) above rounding errors: an epoch begins even if its expected end is this much later
 # than the limit, but is cut off at the limit
 _TIE_S = 2 / _TICKS_PER_SECOND
@@ -51,9 +51,9 @@ class TimeVariation:
         devices: count of devices.
 
     Attributes:
-        reach_s: time from the begin of a training for which ``EpochTimer`` first computes ends of
-            epochs (s), 2,000 mean cycles of a normal and a slow phase; infinity if devices have no
-            slow phases. The limit saves drawing phases that a deadline cuts off.
+        reach_s: time (s) from the begin of a training up to which ``EpochTimer`` first computes ends
+            of epochs: 2,000 mean cycles of a normal and a slow phase; infinity if devices have no
+            slow phases. This limit saves drawing phases that a deadline cuts off.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class TimeVariation:
     ) -> None:
         self._streams = streams
         by_device = alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter)
-        # different coefficients of variation (jitters), and the index of each device's
+        # different coefficients of variation (jitters), and the index of each device's coefficient
         jitters, which = distinct(by_device)
-        # sigmas of the lognormal distributions with these coefficients
+        # sigmas of the lognormal distributions with these coefficients of variation
         sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in jitters.tolist()])
         # sigma of each device; stored once if all are equal
         self._sigma = each(lambda indices: sigmas[indices], which)
         self._factor = 1.0  # factor of the speed in slow phases
         self._mean_rate = 1.0  # long-run mean speed, relative to the full speed
-        # in on phases a device is not slow; None without slow phases
+        # on phases are the phases in which a device is not slow; None without slow phases
         self._phases = None
         self.reach_s = math.inf
         if slow is not None:
@@ -195,8 +195,8 @@ def _equal_ends(
         horizon: simulated time (s) up to which ends are needed, not after ``limit``.
     """
     count = epochs
-    # The count is not cut if an epoch's time rounds to 0 ticks. It may be 0, or so small that the
-    # quotients below would be infinite.
+    # The count is not cut if an epoch's time rounds to 0 ticks: the time may be 0, or so small that
+    # the quotients below would be infinite.
     if on_grid(epoch_s) > 0:
         if limit < math.inf:  # count of the epochs that begin before the limit
             count = min(count, math.ceil((limit - start) / epoch_s))

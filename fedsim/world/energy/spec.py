@@ -113,7 +113,7 @@ class ZoneSpec(Spec):
             of the zone's day.
         file: instead of ``intensity``, a CSV file with a column ``intensity`` and 24 rows: in order
             of the hours, or with the hour, 0 to 23, in a column ``hour``.
-        ahead: difference between the zone's time of day and ``energy.starts``, below 24 h.
+        ahead: time by which the zone's clock is ahead of ``energy.starts``, below 24 h.
     """
 
     name: str = Field(default="", max_length=200)
@@ -470,7 +470,7 @@ class EnergySpec(Spec):
         columns["compute_w"] = columns["compute_w"] * self.utilisation
         for name in ("receive_j_byte", "send_j_byte"):
             columns[name] = columns[name] * context.overhead
-        # in whole ticks of the clock
+        # times are whole ticks of the clock
         columns["tail_s"] = np.rint(columns["tail_s"] / TICK_S) * TICK_S
         return columns
 

@@ -54,9 +54,9 @@ class MeterContext:
             if the network has neither.
         streams: random streams by name, equal for all strategies.
         overhead: bytes on the wire for each byte of payload.
-        folder: folder to which paths of files are relative.
-        powers: energy coefficients of each device by its kind: name, such as ``idle_w`` (W) ->
-            float64 [devices]; empty if devices have no kinds.
+        folder: folder to which paths of files are relative; None for the working directory.
+        powers: energy coefficients of each device, which follow from its kind: name, such as
+            ``idle_w`` (W) -> float64 [devices]; empty if devices have no kinds.
     """
 
     devices: int
@@ -73,7 +73,8 @@ class Meter:
     A scenario names a class of your own by its import path in ``[[meters]]``. The parameters of
     its ``__init__`` after ``context`` are keys of that table. A method ``on_KIND(time, fields)``,
     such as ``on_task_end``, receives the records of that kind. A checkpoint saves all attributes
-    except those named in ``fixed``. They may be numbers, text, lists, dicts and arrays of numpy.
+    except those named in ``fixed``. Saved attributes may be numbers, text, lists, dicts and arrays of
+    numpy.
 
     Attributes:
         entry: name of the meter's entry in ``summary.json``; by default the name of the class.
@@ -246,7 +247,7 @@ class Meters:
         # kind of record -> entry of each meter with a method ``on_KIND``, and this method; a kind
         # is added with its first record
         self._listeners: dict[str, list[tuple[str, _Listener]]] = {}
-        # meters that override ``on_step``, and that override ``on_transfer``, with their entries
+        # meters that override ``on_step``, and meters that override ``on_transfer``, with their entries
         self._steps: list[tuple[str, Meter]] = []
         self._transfers: list[tuple[str, Meter]] = []
         for entry, meter in self._all.items():
@@ -270,7 +271,7 @@ class Meters:
             For each such meter, the name of its entry in the summary, and the method.
         """
         name = "on_" + re.sub(r"\W", "_", kind)
-        if hasattr(Meter, name):  # ``on_step`` and ``on_transfer``, which take no records
+        if hasattr(Meter, name):  # ``on_step`` and ``on_transfer`` are not for records
             return []
         listeners = []
         for entry, meter in self._all.items():
@@ -293,7 +294,7 @@ class Meters:
             self._listeners[kind] = self._find_listeners(kind)
         for entry, listener in self._listeners[kind]:
             _call(entry, time, listener, time, fields)
-        # a step is known at its end, with the start from the record of its start
+        # a step is passed on at its end; its start is the time of its record ``step-start``
         start = time
         if kind == "step-start":
             self._starts[fields["task"]] = time
@@ -342,7 +343,7 @@ class Meters:
             totals = _call(entry, time, meter.totals, time)
             for name, _, _ in meter.round_columns:
                 total = _find_total(entry, totals, name)
-                if total is None:  # unknown, as emissions without a zone
+                if total is None:  # an unknown total, such as the emissions if there is no zone
                     increases[name] = None
                     self._last_totals[name] = 0.0
                 else:
@@ -491,7 +492,8 @@ def _call(
         arguments: arguments of the method.
 
     Raises:
-        SimulationError: the method raises an error that is not one of fedsim's.
+        SimulationError: the method raises an error whose class is not from fedsim. Errors of fedsim
+            pass unchanged.
     """
     try:
         return hook(*arguments)

@@ -21,7 +21,8 @@ class Step(NamedTuple):
         name: ``download``, ``train``, ``evaluate``, ``compute``, ``upload``, ``encode``,
             ``decode``, ``sleep``, ``start-up`` or ``queue``.
         outcome: ``done``, or the cause of the step's early end.
-        fields: all fields of its record, such as ``epochs``, ``samples`` and ``delivered``.
+        fields: all fields of the step's record ``step-end``, such as ``epochs``, ``samples`` and
+            ``delivered``.
     """
 
     start: float
@@ -110,7 +111,7 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
     # names of the payloads, such as ``model+mask``
     purpose = payloads[0][0] if len(payloads) == 1 else "+".join([name for name, _ in payloads])
     wire_bytes = fields.get("wire_bytes", delivered)  # recorded only if there are headers
-    # by position, because keywords would take most of the time of this function
+    # the fields are given by position, because keywords would take most of this function's time
     return Transfer(
         start,
         time,

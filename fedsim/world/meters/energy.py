@@ -55,9 +55,9 @@ POWERS: dict[str, Power] = {
 }
 """Name of a step in records -> phase whose power the device draws during the step.
 
-Steps of idle power alone have no entry. The powers of fedsim's own steps are repeated here because
-an audit reads records without loading the steps; a test compares them with the classes of
-``world.steps``. ``TaskStep`` adds the kinds of steps that users define.
+Steps during which a device draws only idle power have no entry. The powers of fedsim's own steps are
+repeated here because an audit reads records without loading the steps; a test compares them with the
+classes of ``world.steps``. ``TaskStep`` adds the kinds of steps that users define.
 """
 DAY_S = 86_400.0
 _HOUR_S = 3_600.0
@@ -97,7 +97,7 @@ class Zone:
         # ``_hours``: carbon intensity of each hour of the day (g/J)
         if self._is_constant:
             return joules * self._hours[0]
-        # an instant has no length; ``_offset`` is the time of day at the start of the run
+        # energy of an instant; ``_offset`` is the time of day in the zone at the start of the run
         if end <= start:
             hour = int((start + self._offset) % DAY_S // _HOUR_S)
             return joules * self._hours[hour]
@@ -152,7 +152,7 @@ class EnergyMeter(Meter):
         self._grams = np.zeros(len(columns["zone"]))  # CO2 of each device
         # phase -> energy of each device in this phase (J)
         self._books = {phase: np.zeros_like(self._grams) for phase in PHASES}
-        # phase of devices, or place of the server's side -> energy of all (J)
+        # phase of devices, or ``server`` or ``edge`` -> energy of all devices or servers (J)
         self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
         # energy of tasks whose work was not used (J): they failed, had no epoch that counts, or
         # their update was lost at an edge server
@@ -223,7 +223,7 @@ class EnergyMeter(Meter):
             end: end of that time (s).
         """
         self._books[phase][device] += joules
-        self.by_phase[phase] += joules  # energy of all devices in the phase (J)
+        self.by_phase[phase] += joules  # ``by_phase``: totals of all devices
         if self.grams is not None:
             grams = self._zones[self.columns["zone"].item(device)].grams(joules, start, end)
             self._grams[device] += grams
@@ -258,14 +258,14 @@ class EnergyMeter(Meter):
 
         Args:
             time: time up to which idle energy is added (s).
-            is_run_over: whether all tails are added in full; otherwise, those that have ended by
-                ``time``.
+            is_run_over: whether all tails are added in full; otherwise, only the tails that have ended
+                by ``time``.
         """
         self._book_server_side(
             PLACES, "idle_w", time - self._places_since, self._places_since, time
         )
         self._places_since = time
-        # a copy, as ``_end_tail`` removes the tail from ``_tails``
+        # the loop is over a copy, as ``_end_tail`` removes a tail from ``_tails``
         for device, (begin, _, _) in list(self._tails.items()):
             if is_run_over:
                 self._end_tail(device, math.inf)
@@ -301,12 +301,12 @@ class EnergyMeter(Meter):
             is_wasted: whether the task has ended and its result is not used, so that the energy
                 counts as wasted.
         """
-        if task in self._tasks:  # still running
+        if task in self._tasks:  # the task is still running
             begin, drawn = self._tasks[task]
             self._tasks[task] = begin, drawn + joules
         elif is_wasted:
             self.wasted += joules
-        elif task in self._at_edges:  # its update may still be lost at an edge server
+        elif task in self._at_edges:  # the task's update may still be lost at an edge server
             self._at_edges[task] += joules
 
     def on_task_start(self, time: float, fields: TaskFields) -> None:
@@ -352,7 +352,7 @@ class EnergyMeter(Meter):
         )
         # a record names the sender or receiver only if it is an edge server instead of the server
         if "sender" in fields or "receiver" in fields:
-            self._at_edges[task] = 0.0  # replaced at the end of the task
+            self._at_edges[task] = 0.0  # the energy is stored here at the end of the task
             self._book_server_side(("edge",), "j_byte", delivered, start, end)
         else:
             self._book_server_side(PLACES, "j_byte", delivered, start, end)
@@ -371,7 +371,7 @@ class EnergyMeter(Meter):
         if is_wasted:
             self.wasted += joules
             self._at_edges.pop(task, None)
-        elif task in self._at_edges:  # wasted if the edge server loses the update later
+        elif task in self._at_edges:  # the energy is wasted if the edge server loses the update
             self._at_edges[task] = joules
         # the energy of the radio's tail, which goes on after the task, is wasted with the task
         if device in self._tails:
@@ -404,7 +404,7 @@ class EnergyMeter(Meter):
         # ``_at_edges``: energy of each ended task whose update is at an edge server
         self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost_tasks])
         for device, (begin, task, _) in self._tails.items():
-            if task in lost_tasks:  # the energy of its tail will be wasted too
+            if task in lost_tasks:  # the energy of this tail, caused by the task, is wasted too
                 self._tails[device] = begin, task, True
 
     def on_round(self, time: float, fields: Mapping[str, object]) -> None:

@@ -76,7 +76,7 @@ class ServerTransferFields(TypedDict):
     """Fields that meters read of the record ``server-transfer``, a message inside the server.
 
     A strategy with several servers, such as one for each group of devices, records such a message
-    when one of them sends to another.
+    when one server sends to another.
 
     Attributes:
         bytes: size of the message.

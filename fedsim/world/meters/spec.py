@@ -27,7 +27,9 @@ _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
 class Prices(Spec):
-    """Prices of ``[costs]`` for each endpoint of one kind, such as edge servers; in its currency.
+    """Prices of ``[costs]`` for each endpoint of one kind, such as edge servers.
+
+    Prices are in ``costs.currency``.
 
     Attributes:
         per_hour: price of an hour: a device pays for the time of its tasks, a server for the time
@@ -129,7 +131,7 @@ class Bill(Meter):
     def on_transfer(self, ended: Transfer) -> None:
         source = _kind_of(ended.source)
         destination = _kind_of(ended.destination)
-        if source == "server" and destination == "server":  # on no link
+        if source == "server" and destination == "server":  # the message is on no link
             return
         rates = self._rates[source]
         device = ended.device if source == "device" else None
@@ -171,7 +173,7 @@ class Bill(Meter):
 def _kind_of(endpoint: str) -> str:
     """Return the kind of an endpoint: ``device`` for ``device 3``, ``edge`` for ``edge 1``.
 
-    Any other name, such as of a part of the server, gives ``server``.
+    Any other name, such as that of a part of the server, gives ``server``.
     """
     kind = endpoint.partition(" ")[0]
     return kind if kind in ("device", "edge") else "server"

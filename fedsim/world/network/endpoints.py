@@ -53,9 +53,9 @@ class Infrastructure:
         links: name -> capacity of each shared link (bytes/s).
         down, up: rates of the devices' own links (bytes/s), float64 [devices].
         latency: one-way propagation delay of each device (s), float64 [devices].
-        transport: the protocol, and the streams of its draws.
+        transport: the protocol, and the random streams from which the weights of flows are drawn.
         edge_latency: latency between each edge server and the server (s), float64 [edge servers].
-        edges: each device's edge server, int64 [devices]; None without edge servers.
+        edges: index of each device's edge server, int64 [devices]; None without edge servers.
         hosts: names of other endpoints than server, devices and edge servers.
     """
 
@@ -189,7 +189,8 @@ class Endpoints(ABC):
     def layout(self) -> dict[str, Any] | None:
         """Return the shared links and routes, as ``network.json`` of a run folder stores them.
 
-        The result is None if they follow from the scenario's keys, so that no file is needed.
+        The result is None if links and routes follow from the scenario's keys, so that no file is
+        needed.
         """
         return None
 
@@ -216,7 +217,7 @@ class Endpoints(ABC):
         """
         device = destination if source == SERVER else source
         if (source == SERVER or destination == SERVER) and device < self.devices:
-            return self.latencies.item(device)  # between the server and a device
+            return self.latencies.item(device)  # latency between the server and a device
         return on_grid(self._exact_latency_s(source, destination))
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
@@ -319,7 +320,7 @@ class Endpoints(ABC):
         period = self.devices
         if self.repeats:
             period = min(self.repeats, self.devices)
-        narrowest_rates = []  # least rate of the shared links of each of the first devices
+        narrowest_rates = []  # least rate of the shared links, for each of ``period`` devices
         for device in range(period):
             links = self.links_between(*ends(device, direction))
             narrowest_rates.append(min([rate for _, rate in links], default=math.inf))
@@ -361,7 +362,9 @@ class Endpoints(ABC):
         return links
 
     def built_rate(self, link: str) -> float:
-        """Return the capacity of a link (bytes/s) as the scenario has it, without traces or limits.
+        """Return the capacity of a link (bytes/s) as the scenario has it.
+
+        It is the mean of the trace if the link follows a trace. Limits by processes do not change it.
 
         Args:
             link: name of a shared link, or a device's own link such as ``device 7 up``.
@@ -405,7 +408,7 @@ def _refuse_wrong_values(
     rate_rule = "B/s; a rate must be above 0"
     latency_rule = "s; it must be finite and not negative"
     is_latency = (latency >= 0) & (latency < np.inf)
-    # name of the values, values of the devices, whether each is allowed, and the rule in words
+    # for each check: name and values, whether each value is allowed, and the rule in words
     checks = [
         ("link down", down, down > 0, rate_rule),
         ("link up", up, up > 0, rate_rule),

@@ -67,8 +67,8 @@ class Sharing(Protocol):
 
         Args:
             flow_id: ID of the flow.
-            size: bytes of the whole flow on the wire, sent bytes included, as in ``enter``. Rules
-                that remove the flow and call ``enter`` again need it, such as a star's rule.
+            size: bytes of the whole flow on the wire, sent bytes included, as in ``enter``. It is for
+                rules, such as a star's, that remove the flow and call ``enter`` again.
             cap: the new highest rate (bytes/s).
             now: the time (s).
         """
@@ -125,7 +125,7 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
     if that is less. A flow is settled, and gets the rate that it is offered, in two cases: it is
     offered its cap, or one of its links is a bottleneck, which offers its own share to all of its
     unsettled flows. Shares only rise in later iterations, so that settled rates are final (Bertsekas
-    and Gallager, Data Networks, section 6.5.2, at all bottlenecks at a time).
+    and Gallager, Data Networks, section 6.5.2, here with all bottlenecks of an iteration together).
 
     Args:
         capacity: capacity of each link (bytes/s), float64 [links]; infinite for the link that
@@ -156,7 +156,7 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
         # what each link of a route offers to each of its unsettled flows, [flows, hops]
         shares = (remaining / np.where(link_weight > 0, link_weight, 1))[route]
         offer = np.minimum(shares.min(axis=1), cap)
-        # count of the flows on each link that another link or their cap limits more
+        # count of the flows on each link whose offer from another link, or whose cap, is lower
         lower_offers = np.bincount(
             flat_route, weights=(offer[:, None] < shares).ravel(), minlength=links
         )
@@ -190,8 +190,8 @@ class Filling:
         self._sent = np.empty(0)  # bytes on the wire
         self._cap = np.empty(0)  # highest rate, in addition to the limits by links (bytes/s)
         self._weight = np.empty(0)
-        self._rate = np.empty(0)  # bytes/s
-        self._end = np.empty(0)  # s
+        self._rate = np.empty(0)  # bytes/s on the wire
+        self._end = np.empty(0)  # end at the present rate (s)
         self._route = np.zeros((0, 1), dtype=np.int64)  # indices of links, padded [flows, hops]
         # ID, size, sent bytes, cap, weight and links of each flow that ``share`` adds
         self._entering: list[tuple[int, float, float, float, float, list[int]]] = []

@@ -48,7 +48,8 @@ class Network(RunningFlows):
 
     - It first waits for its latency, in which it uses no link.
     - With slow start, its window then caps its rate, and doubles every round trip. The window is
-      removed after a round trip in which it did not limit the flow, or if it would not when doubled.
+      removed after a round trip in which it did not limit the flow, or if the doubled window would
+      not limit the flow.
     - It ends when its last byte has arrived. A flow whose exact end is at or before the present time
       has ended.
 
@@ -60,10 +61,10 @@ class Network(RunningFlows):
         down, up: rates of the devices' own links (bytes/s), above 0, which may be infinite; float64
             [devices].
         latency: one-way propagation delay of each device (s), float64 [devices].
-        transport: the protocol, and the streams of its draws.
+        transport: the protocol, and the random streams from which the weights of flows are drawn.
         edge_latency: latency between each edge server and the server (s); float64 [edge servers].
-        edges: each device's edge server, int64 [devices]; None without edge servers.
-        hosts: names of other endpoints than server, devices and edge servers; without latency.
+        edges: index of each device's edge server, int64 [devices]; None without edge servers.
+        hosts: names of other endpoints than server, devices and edge servers; their latency is 0.
         sharing: class or function without arguments that returns a new sharing rule, the object that
             computes the rates of the flows on the links.
 
@@ -108,7 +109,7 @@ class Network(RunningFlows):
         self._entering: dict[int, Flow] = {}  # flow ID -> flow whose latency is over
         self._leaving: list[Flow] = []  # cancelled flows
         self._arrived: list[Flow] = []  # ended flows whose ``done`` is still to be called
-        self._changed: list[str] = []  # links with another rate
+        self._changed: list[str] = []  # links whose rate has changed
         # Whether two flows may share a device's own link, or a flow uses two such links. ``solve``
         # then makes the network general: flows share own links by max-min fairness, while before
         # each own link only caps the rate of one flow.
@@ -340,7 +341,7 @@ class Network(RunningFlows):
             self._enter(flow, self._cap(flow), now, min(max(sent[flow.id], 0.0), flow.wire))
 
     def _start_entering(self, now: float) -> None:
-        """Start the flows whose latency is over; end the flows that no link limits at once."""
+        """Start the flows whose latency is over; flows that no link limits end immediately."""
         for flow in self._entering.values():
             # the window comes first, because it limits the cap
             if self._slow_start and flow.size > 0:
@@ -357,9 +358,9 @@ class Network(RunningFlows):
         self._entering.clear()
 
     def _change_links(self, now: float) -> None:
-        """Give the links whose rate has changed their present rate.
+        """Set the present rates of the links whose rate has changed.
 
-        A flow that no link limits any more arrives at once.
+        A flow that no link limits any more ends immediately.
         """
         unlimited = [flow for flow in self._running.values() if self._is_unlimited(flow)]
         for flow in unlimited:
@@ -372,7 +373,7 @@ class Network(RunningFlows):
             for flow in self._running.values():
                 for link, _ in self.own_links(flow.source, flow.destination):
                     capped[link] = flow
-        for link in dict.fromkeys(self._changed):  # each once
+        for link in dict.fromkeys(self._changed):  # a link that has changed twice is visited once
             if link in capped:
                 flow = capped[link]
                 self._rule(flow).recap(flow.id, flow.wire, self._cap(flow), now)
@@ -383,7 +384,7 @@ class Network(RunningFlows):
     def _weight(self, source: int, destination: int) -> float:
         """Draw the weight of a flow that begins now, by which links are divided among flows.
 
-        The draw depends on the device and on how many flows of the device there were before.
+        The draw depends on the device and on the count of the device's earlier flows.
 
         Args:
             source, destination: IDs of the endpoints.
@@ -511,14 +512,14 @@ class Network(RunningFlows):
         self._started = state["started"]  # count of flows so far
         self._flows = state["flows"]
         self._general = state["general"]
-        # in the saved order, in which flows are updated
+        # the saved order is kept, because flows are updated in this order
         self._running = {flow_id: self._flows[flow_id] for flow_id in state["running"]}
         uploads = [flow for flow in self._flows.values() if flow.source != SERVER]
         self._uploads = Counter(flow.destination for flow in uploads)
         self._transfers = state["transfers"]
         self._windows.restore(cast(WindowsState, state))
         self.limits = state["limits"]
-        # rules get their saved attributes below, so first of all they must be of the same classes
+        # the rules must be of the saved rules' classes before they get the saved attributes
         if self._general and self._queues is None:
             self._rules = [self._sharing()]
         for rule, saved in zip(self._rules, state["rules"], strict=True):
@@ -572,7 +573,7 @@ class Network(RunningFlows):
 
         Events are the end of a flow, of a slow-start window's round trip, and a change of a trace.
         """
-        when = now  # if flows have ended, their ``done`` is called by the alarm
+        when = now  # if flows have ended, an alarm at ``now`` calls their ``done``
         if not self._arrived:
             when = on_grid_after(min(map(_NEXT_END, self._rules)))
         if self._slow_start:

@@ -33,7 +33,7 @@ class PresentRates(Endpoints):
         self.traces: LinkTraces | None = None
 
     def follow(self, traces: LinkTraces) -> None:
-        """Let links follow traces from now on; called before the first flow.
+        """Let links follow traces from now on; it must be called before the first flow begins.
 
         Args:
             traces: values over time for some of the links.

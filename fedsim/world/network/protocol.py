@@ -43,7 +43,7 @@ class Protocol(Spec):
     A user's protocol is a subclass that overrides any of the methods.
 
     Attributes:
-        segment: payload of a full packet.
+        segment: payload of a full packet (bytes).
         header: header bytes of a packet.
         slow_start: whether each transfer, also after an idle time, begins with a small window that
             doubles every round trip (RFC 5681).
@@ -93,7 +93,7 @@ class Protocol(Spec):
 
     @property
     def weighs(self) -> bool:
-        """Whether the weights of flows, by which a link is divided among them, may differ."""
+        """Whether flows may have different weights, by which a link is divided among them."""
         return self.weight_spread > 1 or self.weight_by_round_trip > 0 or self.late_weight < 1
 
     @returns("a finite number above 0", find_outside(above=0.0))
@@ -141,12 +141,12 @@ class Protocol(Spec):
 
     @returns("a time, 0 or more (s), or an array of them", _find_wrong_times)
     def sending_s(self, size: Any, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
-        """Return how long flows take to send if they share no link with another flow (s), [flows].
+        """Return the times that flows take to send if they share no link with other flows (s), [flows].
 
         The latency before the first byte is not included. Without slow start the time is that of
         all bytes, headers included, at ``rate``. In slow start, round trip k (from 0) carries w 2^k
-        bytes, where w is the first ``window``. From the first round trip on that could carry
-        ``rate`` x ``round_trip`` bytes, the flow sends at ``rate``.
+        bytes, where w is the first ``window``. As soon as a round trip could carry ``rate`` x
+        ``round_trip`` bytes, the flow sends at ``rate``.
 
         Args:
             size: payloads (bytes), [flows].
@@ -174,7 +174,7 @@ class Protocol(Spec):
 class Fluid(Protocol):
     """Protocol without headers and slow start: a flow has its full rate from the first byte on.
 
-    Flows on a link get equal shares of it.
+    Flows on a link get equal shares of the link's rate.
     """
 
     kind: Literal["fluid"] = "fluid"

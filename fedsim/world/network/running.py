@@ -31,14 +31,14 @@ class RunningFlows(PresentRates):
     ) -> None:
         super().__init__(simulation, built)
         self._queues = self._build_queues()  # the only sharing rule, if links have queues
-        self._sharing = sharing  # makes a rule without flows, also when the network gets general
+        self._sharing = sharing  # makes a new rule, at first and when the network becomes general
         self._rules = [self._queues or sharing()]
         # whether the sharing rule takes the devices' own links as shared links, instead of as caps
         self._general = self._queues is not None
         self._running: dict[int, Flow] = {}  # flow ID -> flow after its latency, before its end
         self._streams = built.transport.streams
         self._slow_start = self._protocol.slow_start and self._queues is None
-        # device or edge server -> count of its flows so far; it names a flow's random draws
+        # device or edge server -> count of its flows so far, which determines a flow's random draws
         self._transfers: dict[int, int] = {}
         self._windows = Windows(self._protocol.window)
 

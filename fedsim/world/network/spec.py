@@ -143,7 +143,10 @@ class NetworkModel(Spec):
 
     @model_validator(mode="after")
     def _refuse_without_windows(self) -> Self:
-        """Refuse losses and traces of latency if the protocol has no congestion windows."""
+        """Refuse losses, and latencies that change over time, without congestion windows.
+
+        Only protocols with congestion windows can apply them.
+        """
         device = self.device
         reasons = []
         if isinstance(device.latency, TracedRate):
@@ -276,12 +279,12 @@ class NetworkModel(Spec):
         """Build the network of a run.
 
         Args:
-            simulation: the clock, passed on to ``Network``.
-            streams: random streams; draws are from those named ``world/...``, which are equal for all
-                strategies.
+            simulation: the clock, for ``Network``.
+            streams: random streams. Draw only from streams named ``world/...``, whose draws are equal
+                for all strategies.
             devices: number of devices.
             rates: rates down and up of each device (bytes/s), in place of ``network.device.down``
-                and ``up``. A third array has latencies (s), which count if
+                and ``up``. A third array has latencies (s), which are used if
                 ``network.device.latency`` is 0. None: all values are from ``network.device``.
             root: folder of data files; None for the working directory.
         """
@@ -302,10 +305,10 @@ class NetworkModel(Spec):
         value that follows a trace is the mean of the trace over time.
 
         Args:
-            streams: random streams; draws are from streams named ``world/...``.
+            streams: random streams. Draw only from streams named ``world/...``.
             devices: number of devices.
             rates: rates down and up of each device (bytes/s), in place of ``network.device.down``
-                and ``up``. A third array has latencies (s), which count if
+                and ``up``. A third array has latencies (s), which are used if
                 ``network.device.latency`` is 0. None: all values are from ``network.device``.
             root: folder of data files; None for the working directory.
         """

@@ -22,15 +22,15 @@ from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
 # Rates and weights are counted in integer units, so that their sums are exact.
-_UNITS = 2.0**40  # units of a rate of 1 byte/s
-_WEIGHTS = 2**40  # units of a weight of 1
-# time at the present level (s) after which the virtual clock is set to 0; the last bit of its
-# reading is then worth 10^-12 s
+_UNITS = 2.0**40  # units per byte/s
+_WEIGHTS = 2**40  # units per weight of 1
+# time (s) after which the virtual clock is set to 0, if the water level has not changed; the last bit
+# of the clock's reading is then worth 10^-12 s
 _SET_BACK_S = 2.0**12
 # simulated time (s) from which the rounding of ends is corrected, as the last bit of a time is then
 # worth 3 10^-11 s
 _LATE_S = 2.0**17
-# dead entries of the heaps are dropped after two new entries per tier and this many more
+# a heap is freed of dead entries once it has more than two entries per live one, plus this number
 _SLACK = 64
 # the two states of a tier, ``Tier.is_free``
 _CAPPED = False
@@ -181,7 +181,7 @@ class StarDirection:
         else:
             start = tier.clock + tier.rate * (now - tier.since)
             self._room -= cap * units
-        if sent:  # as if the flow had begun earlier in this tier
+        if sent:  # the flow counts as begun earlier in this tier
             start -= sent / weight
         tier.count += 1
         tier.weight += units
@@ -232,7 +232,8 @@ class StarDirection:
                 self._since = now
             else:
                 self._move(now)
-            # remove the flows of this tier that end together; entries of former flows are skipped
+            # Remove the flows of this tier that end together. Entries of flows that have left the
+            # tier are skipped.
             tier = self._tiers[cap]
             flows = tier.flows
             finish = flows[0][0]
@@ -247,13 +248,14 @@ class StarDirection:
         return ended
 
     def _is_live(self, tier: Tier, end: float, flow_id: int) -> bool:
-        flow = self._flows.get(flow_id)  # None if it has ended; its cap may have changed
+        # a flow whose cap has changed is in another tier, and a flow that has ended is in none
+        flow = self._flows.get(flow_id)
         return flow is not None and flow.tier is tier and flow.end == end
 
     def _drop(self, flow_id: int) -> Tier:
-        """Remove a flow, and its share from the weights and the room; return its former tier.
+        """Remove a flow from its tier and from the sums over flows; return the tier.
 
-        The flow's entry in the heap of its tier remains, and is skipped later (see ``_is_live``).
+        The flow's entry in the heap of the tier remains, and is skipped later (see ``_is_live``).
         """
         flow = self._flows.pop(flow_id)
         tier = flow.tier
@@ -281,7 +283,10 @@ class StarDirection:
         self._schedule(tier)
 
     def _schedule(self, tier: Tier) -> None:
-        """Store the end of a tier's first flow, whose entry is live, in the heap of ends."""
+        """Store when the first flow of a tier ends in the heap of ends.
+
+        The top of the tier's heap must be the entry of a running flow.
+        """
         first = tier.flows[0][0]
         if tier.is_free:
             tier.end = first - tier.clock
@@ -323,7 +328,7 @@ class StarDirection:
             self._change_side(tiers[highest_capped_cap])
 
         # Step 2: the level in bytes/s. The clock is set to 0 once it is so large that its float
-        # gets imprecise. This visits all flows, so it is done at most once in as many changes.
+        # gets imprecise. This visits all n flows, so it is done at most once in n changes.
         if self._free_weight:
             self._level = self._room / self._free_weight / _UNITS
         else:
@@ -378,7 +383,7 @@ class StarDirection:
 
     def _change_side(self, tier: Tier) -> None:
         """Make a free tier capped, or a capped tier free, so that its clock reads as before."""
-        heappop(self._caps[tier.is_free])  # the tier's own entry, found by ``_next_cap``
+        heappop(self._caps[tier.is_free])  # ``_next_cap`` has put the tier's entry on top
         # free flows have the room that capped flows leave, which changes with the tier
         sign = -1 if tier.is_free else 1
         self._free_weight += sign * tier.weight
@@ -397,8 +402,8 @@ class StarDirection:
     def _set_back(self) -> None:
         """Reset the clocks, which count sent bytes per weight, to 0, so that they stay precise.
 
-        The readings at which flows begin and end are shifted by as much. The heaps of ends are
-        built anew, since they are ordered by these readings.
+        The readings at which flows begin and end are shifted by the same amount. The heaps of ends
+        are built anew, since they are ordered by these readings.
         """
         self._changes = 0
         self._ends = [[], []]

@@ -33,8 +33,8 @@ class StepTrace:
 
     Args:
         name: name of the trace in error messages.
-        times: begins of the values (s), not descending; the first is the begin of the trace.
-        values: the values.
+        times: begins of the values (s), not descending; the first time is the begin of the trace.
+        values: the value from each of the ``times`` on.
         end: end of the trace (s), above the last begin.
         loops: whether the trace begins anew at its end; else its last value lasts.
 
@@ -158,7 +158,7 @@ class Assignment:
             link: index of the link: for a device's own link, the index of the device; for a shared
                 link, its position in ``SharedLinks.names``.
         """
-        number = link % len(self.traces)  # in turn, unless drawn
+        number = link % len(self.traces)  # links get the traces in turn, unless they draw them
         if self.is_drawn:
             number = int(self.streams.uniform(self.purpose, link, _TRACE) * len(self.traces))
         trace = self.traces[number]
@@ -289,7 +289,7 @@ class LinkTraces:
         return first_used
 
     def end(self, flow: int) -> None:
-        """Remove a flow that has ended from its links; a link without flows is not followed."""
+        """Remove a flow that has ended; changes of links without flows are no longer reported."""
         for link in self._links_of.pop(flow, ()):
             used = self._used[link]
             del used.flows[flow]
@@ -297,7 +297,7 @@ class LinkTraces:
                 del self._used[link]
 
     def flows_on(self, link: str) -> Collection[int]:
-        """Return the IDs of the flows on a link with a trace."""
+        """Return the IDs of the running flows on a link, which must have a trace and such a flow."""
         return self._used[link].flows
 
     def next_change(self) -> float:
@@ -383,7 +383,7 @@ class LinkTraces:
             add_link(-1, name, assignment.of(number))
         piece_columns = ("trace", "name", "length", "loops", "since", "value")
         pieces: TraceColumns = {column: [] for column in piece_columns}
-        # only traces that a listed link follows have got a number
+        # a trace has a number here if a listed link follows it
         for trace, number in numbers.items():
             count = len(trace.since)
             pieces["trace"] += [number] * count

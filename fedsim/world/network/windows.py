@@ -10,7 +10,7 @@ class WindowsState(TypedDict):
     """State of ``Windows`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
-        windows: flow ID -> rate that its window allows (bytes/s).
+        windows: flow ID -> rate that the flow's window allows (bytes/s).
         round_trips: end of the current round trip (s) and ID of each flow with a window; a heap.
     """
 

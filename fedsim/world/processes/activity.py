@@ -14,10 +14,10 @@ from fedsim.world.messages import Message, Messages
 from fedsim.world.steps import Outcome
 
 Call = tuple[Any, ...]
-"""Method name and arguments that began an activity, by which a restored process finds it."""
+"""Method name and arguments that began an activity; a restored process finds the activity by them."""
 
 ComputationState = tuple[Call, int, int, float, float, float, float]
-"""Arguments of ``ComputeActivity`` after ``on_end``, from which a snapshot can restore it."""
+"""Arguments of ``ComputeActivity`` from ``call`` to ``pace``; a snapshot stores a computation so."""
 
 _Callback = Callable[[Any], None]
 
@@ -184,7 +184,7 @@ class ComputeActivity(Activity):
         number: ID of the computation.
         device: index of the device.
         began: begin of the computation (s).
-        ends: its end at the present speed (s).
+        ends: end of the computation at the device's present speed (s).
         until: time from which the device is unavailable (s).
         pace: factor of the device's speed.
     """
@@ -208,7 +208,7 @@ class ComputeActivity(Activity):
         self.ends = ends
         self.until = until
         self._pace = pace
-        self._left_at_end = 0.0  # remaining time at usual speed, at a loss (s)
+        self._left_at_end = 0.0  # remaining time at usual speed when the computation was lost (s)
         self._alarm: Alarm | None = None
 
     def set_end_alarm(self) -> None:
@@ -273,8 +273,8 @@ class ComputeActivity(Activity):
             self._end(outcome)
 
     def saved(self) -> ComputationState:
-        """Return the constructor's arguments after ``on_end``, for a snapshot of the run.
+        """Return the constructor's arguments from ``call`` to ``pace``, for a snapshot of the run.
 
-        A resumed run constructs the computation again from them.
+        A resumed run constructs the computation again from these arguments.
         """
         return self.call, self.number, self.device, self.began, self.ends, self.until, self._pace

@@ -77,7 +77,7 @@ class Process(Spec):
 
     @returns("a generator, as a function with 'yield' does", _find_wrong_run)
     def run(self, world: "World") -> Generator[Any, Any, Any]:
-        """Return the generator of the SimPy process, which starts when the run does.
+        """Return the generator of the SimPy process, which starts when the run starts.
 
         Args:
             world: API of the world for this process.

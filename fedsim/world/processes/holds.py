@@ -1,8 +1,8 @@
 """Effects of processes on the world, each of which lasts until its process ends it.
 
 Effects of several processes are combined. A link has the least of the rates that processes set, a
-device the product of its speed factors. A device is off, and an edge server lost, while the effect of
-any process says so.
+device the product of its speed factors. A device is off, or an edge server lost, while at least one
+process has such an effect on it.
 """
 
 import math
@@ -83,7 +83,7 @@ class Holds:
         self._values: dict[Thing, list[float]] = {}  # values of the holds on each thing
 
     def add(self, effect: Effect, keys: Sequence[str | int], value: float) -> Hold:
-        """Begin an effect on links, devices or edge servers, at once.
+        """Begin an effect on links, devices or edge servers now.
 
         Args:
             effect: ``link`` (rate of links), ``pace`` (speed of devices), ``off`` (devices switched
@@ -142,7 +142,7 @@ class Holds:
             present_rate = self._network.built_rate(link)
             traces = self._network.traces
             if traces is not None and traces.of(link) is not None:
-                present_rate = math.inf  # its trace alone limits it
+                present_rate = math.inf  # only the link's trace limits the rate
         # records are JSON, which has no infinity
         finite_rate = None if present_rate == math.inf else present_rate
         self._processes.emit("link-rate", link=link, rate=finite_rate)

@@ -39,8 +39,8 @@ class ProcessesState(TypedDict):
         states: ``world.state`` of each process.
         sending: for each message of a process: index of the process, arguments of the call of
             ``World.send`` that began the message, and ID of the message.
-        computing: for each running computation: index of the process, and the arguments of the
-            constructor of ``ComputeActivity`` that follow ``on_end``.
+        computing: for each running computation: index of the process, and the arguments of
+            ``ComputeActivity`` from ``call`` to ``pace``.
         computed: count of the computations that processes have started.
         acts: kind of record -> count of the records that processes have caused.
     """
@@ -142,7 +142,7 @@ class Processes:
         """
         if (
             self.tasks.running
-            # more messages than the processes have
+            # messages that no process has sent are under way
             or len(self.messages.under_way) > len(self.sending)
             or self.tasks.switched_off
             or self.messages.lost
@@ -189,7 +189,7 @@ class Processes:
 
         Args:
             process: index of the process.
-            state: arguments of ``ComputeActivity`` after ``on_end``.
+            state: arguments of ``ComputeActivity`` from ``call`` to ``pace``.
 
         Returns:
             The computation, which is an event that fires at its end.

@@ -40,7 +40,7 @@ from fedsim.world.processes.holds import Effects, Hold, Holds
 from fedsim.world.processes.values import DeviceFacts, indices, parse_quantity
 from fedsim.world.steps import Payload, Work
 
-# columns of every record that a process may not set
+# columns of records that fedsim sets itself, and that a process may not set
 _RESERVED = ("kind", "round", "group", "task", "step", "outcome")
 
 
@@ -88,7 +88,7 @@ class ProcessServices(Effects, Protocol):
         Args:
             process: index of the process in ``[world] processes``; the length of this list for a
                 process that is started from Python.
-            state: arguments of ``ComputeActivity`` after ``on_end``.
+            state: arguments of ``ComputeActivity`` from ``call`` to ``pace``.
         """
 
 
@@ -238,7 +238,7 @@ class World:
         message = processes.take_saved(self._process_id, call)
         if message is None:
             message = processes.messages.send(*route, (payload,), number=None, waited=waited)
-        # saved with the run while under way; it removes itself at its end
+        # a snapshot saves the messages in ``sending``; a message removes itself from it at its end
         sending = Sending(call, processes.messages, message, processes.sending.pop)
         processes.sending[sending] = self._process_id
         return sending
@@ -252,7 +252,7 @@ class World:
         samples: float = 0.0,
         seconds: float | str = 0.0,
     ) -> Activity:
-        """Start a computation on a device, beside its task, which does not get slower.
+        """Start a computation on a device; the task of the device does not get slower.
 
         The computation takes the sum of the times of ``work``, ``samples`` and ``seconds``. Samples
         and FLOPs take time by the device's speed. Jitter, slow phases and ``slow`` change the whole
@@ -307,7 +307,7 @@ class World:
         pace = tasks.computing.paces.get(number, 1.0)
         until = tasks.reachable_until(number)
         duration = tasks.population.working_s(number, Work(samples, work_flops, work_s)) / pace
-        if until <= now:  # lost at once, whatever its end
+        if until <= now:  # the computation is lost immediately, so that its end does not matter
             end = on_grid(now + duration)
         else:  # one epoch stands for the work, so that jitter and slow phases count
             (end,) = tasks.compute.epoch_ends(number, now, duration, 1, math.inf, until)
@@ -379,7 +379,7 @@ class World:
         tasks = self._processes.tasks
 
         def wait() -> ProcessGenerator:
-            # a device may be unavailable for another reason at the time for which this waits
+            # at the end of a wait, the device may be unavailable for another reason
             while tasks.reachable_until(number) <= self.now:
                 if number in tasks.switched_off:
                     yield self._processes.switched_on.setdefault(number, self.env.event())
@@ -444,7 +444,7 @@ class World:
 
     @takes(link=TEXT, rate=NUMBER)
     def limit(self, link: str, rate: float = 0.0) -> Hold:
-        """Change the rate of a link until the hold ends; flows on it get new rates at once.
+        """Change the rate of a link until the hold ends; flows on the link get new rates now.
 
         Args:
             link: name of the link, as in ``rate``.
@@ -564,7 +564,7 @@ class World:
             slots: the resource, whose capacity is the count of messages that are sent at a time.
 
         Raises:
-            SimulationError: ``slots`` is no ``simpy.Resource``, a preemptive one, or of another
+            SimulationError: ``slots`` is no ``simpy.Resource``, is a preemptive one, or is of another
                 environment than ``world.env``.
         """
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
@@ -588,7 +588,7 @@ class World:
                 name.
 
         Raises:
-            SimulationError: a field has the name of another column, or is not JSON.
+            SimulationError: a name in ``data`` is that of another column, or a value is not JSON.
 
         Example:
             >>> import fedsim

@@ -25,7 +25,12 @@ from fedsim.world.network.flow import Flow
 from fedsim.world.network.flows import Network
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
-"""Cause of a task's early end. A task is ``late`` past its deadline or if it is not needed."""
+"""Cause of a task's early end.
+
+``late``: the deadline is past, or the server does not need the task any more. ``lost``: the device
+has disconnected, or its edge server is lost. ``left``: the device has left for good. ``battery``: its
+battery is flat. ``stopped``: the run has ended. ``memory``: the model does not fit into the memory.
+"""
 Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory", "cancelled"]
 
 
@@ -34,7 +39,7 @@ Ending = tuple[Cause | None, dict[str, object]]
 
 
 class WorkAmounts(Protocol):
-    """Interface of the step ``Work``: work amounts from which ``DeviceTimes`` computes a time."""
+    """Attributes of the step ``Work``: amounts of work, from which ``DeviceTimes`` computes a time."""
 
     @property
     def samples(self) -> float:
@@ -50,7 +55,7 @@ class WorkAmounts(Protocol):
 
 
 class HostQueue(Protocol):
-    """Interface of ``Hosts`` for task steps: machines whose cores several devices share."""
+    """Methods of ``Hosts`` that task steps call; a host is a machine on which several devices run."""
 
     def steps_until_admitted(self, task: "Task") -> "tuple[TaskStep, ...]":
         """Request a worker (a place to run) on its device's host for a task that begins.
@@ -68,7 +73,7 @@ class HostQueue(Protocol):
 
 
 class DeviceTimes(Protocol):
-    """Interface of ``Population`` for task steps: times of work without random variation."""
+    """Methods of ``Population`` that task steps call: times of work without random variation."""
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Time of an epoch of a training on ``samples`` samples (s)."""
@@ -87,7 +92,7 @@ class DeviceTimes(Protocol):
 
 
 class ComputationTimer(Protocol):
-    """Interface of ``EpochTimer`` for task steps: it ends trainings and evaluations at their time."""
+    """Methods of ``EpochTimer``, which ends trainings and evaluations, that task steps call."""
 
     @property
     def hosts(self) -> "HostQueue | None":
@@ -123,7 +128,7 @@ class ComputationTimer(Protocol):
 
 
 class ChargeWatch(Protocol):
-    """Interface of ``BatteryWatch`` for task steps: it ends tasks whose device's battery is flat."""
+    """Methods of ``BatteryWatch``, which ends tasks of flat devices, that task steps call."""
 
     def predict(self, task: "Task") -> None:
         """Predict when the battery of a task's device will be flat; set an alarm for that time."""
@@ -133,7 +138,7 @@ class ChargeWatch(Protocol):
 
 
 class StepServices(Protocol):
-    """Interface of ``TaskRunner`` for steps of tasks: its clock, network, timers and batteries."""
+    """Attributes and methods of ``TaskRunner`` that task steps use: clock, network, timers ..."""
 
     @property
     def simulation(self) -> Simulation:
@@ -156,7 +161,7 @@ class StepServices(Protocol):
 
     @property
     def battery_watch(self) -> ChargeWatch:
-        """Part that ends a task when its device's battery is flat."""
+        """Object that ends a task when its device's battery is flat."""
 
     @property
     def running(self) -> Mapping[int, "Task"]:
@@ -185,7 +190,7 @@ class TaskStep:
         name: name of the step in records.
         names: all values of ``name``, if a kind of step has several.
         power: the activity whose power the device draws in addition to idle power: ``compute``,
-            ``receive`` or ``send``; None if it draws idle power alone.
+            ``receive`` or ``send``; None if it draws only idle power.
         direction: direction of the message, ``up`` or ``down``; None if the step sends no message.
     """
 
@@ -241,9 +246,9 @@ class TaskStep:
 
         Args:
             task: the task whose step is running.
-            services: what a step can use of the world, such as the clock.
+            services: services of the world, as in ``begin``.
         """
-        alarm = task.alarm  # the alarm for the end of the step has the kind ``step``
+        alarm = task.alarm  # an alarm for the end of the step has the kind ``step``
         if alarm is None or alarm.name[0] != "step" or task.fails:
             return False
         now = services.simulation.now
@@ -259,10 +264,11 @@ def _refuse_unknown_message(step: type[TaskStep]) -> None:
         step: a kind of step.
 
     Raises:
-        ScenarioError: the step has a direction, and a name of no message in this direction.
+        ScenarioError: the step has a direction, and one of its names is not the name of a message in
+            this direction.
     """
     direction = step.direction
-    name = getattr(step, "name", None)  # its own, or inherited
+    name = getattr(step, "name", None)  # the name may be inherited
     names = (name,) if isinstance(name, str) else step.names
     # ``DIRECTIONS``: name of a step that sends a message -> direction of the message
     has_message_names = names and all(DIRECTIONS.get(name) == direction for name in names)
@@ -289,7 +295,7 @@ class Task:
         device: ID of the device.
         steps: the steps, which the device does in order.
         round: index of the round; None for a task outside of rounds.
-        group: ID of the group (cluster), if any.
+        group: ID of the device's group (cluster); None without groups.
         count: count of the device's tasks before this one.
         continues: whether the task continues the device's previous task, which has computed for
             ``spent_s`` (s).
@@ -312,8 +318,10 @@ class Task:
         outcome: ``done`` or the reason of a failure; None before the end.
         process: SimPy process that carries out the steps.
         done: event of the end of the running step, for which the device's ``process`` waits.
-        slot: request for the permission to send a message, if the messages at a time are limited.
-        worker: request for a place to run on the device's host, if hosts have few.
+        slot: request for one of the limited places for messages that are sent at a time; None
+            without a request.
+        worker: request for one of the limited places to run on the device's host; None without a
+            request.
         alarm, disconnection, battery: alarms for the end of a computation, for the time at which the
             device disconnects, and for the next check of its battery.
         fields: entries that each record of the task has: IDs of task, device, round and group.
@@ -398,7 +406,7 @@ class Task:
         return self.begun and self.done is not None and not self.done.triggered
 
     def request(self, name: Literal["slot", "worker"], resource: simpy.Resource) -> bool:
-        """Request a slot or a worker for the task; return whether it is granted at once.
+        """Request a slot or a worker for the task; return whether it is granted immediately.
 
         If not, the task waits in its running step, which ends when the request is granted.
 
@@ -439,10 +447,10 @@ def in_line(
     store this list.
 
     Args:
-        name: ``slot`` (permission to send a message) or ``worker`` (place to run on a host).
+        name: ``slot`` (place for a message that is sent) or ``worker`` (place to run on a host).
         resource: the slots of a direction, or the workers of a host.
         tasks: ID -> each task that has not ended.
     """
-    # the task of a request is found by the request itself, an object, which each task stores
+    # each task stores its request object, by whose identity the task of a request is found
     task_of = {id(getattr(task, name)): task_id for task_id, task in tasks.items()}
     return [task_of[id(request)] for request in (*resource.users, *resource.queue)]

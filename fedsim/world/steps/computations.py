@@ -71,7 +71,7 @@ class EpochStep(TaskStep):
         return True
 
 
-# not frozen, because the construction would take several times as long
+# not frozen, because the construction of a frozen object takes several times as long
 @dataclass(slots=True, unsafe_hash=True)
 class Train(EpochStep):
     """Task step in which the device trains on its own data, perhaps within a time limit.
@@ -95,7 +95,7 @@ class Train(EpochStep):
         limit = math.inf
         if self.limit is not NO_LIMIT:
             limit = services.computing.limit_of(task, self.limit)
-        # the limit may be slightly early, as its reserve is rounded up
+        # the time that the limit reserves for the upload is rounded up, so the limit may be too early
         slack_s = tie_s(limit) if self.limit.reserves else 0.0
         epoch_s = services.population.training_s(task.device, self.training, task.samples)
         return Plan(epoch_s, self.training.epochs, limit, self.limit.adaptive, slack_s)
@@ -107,11 +107,11 @@ class Train(EpochStep):
         done = bisect_right(ends, services.simulation.now)  # count of the complete epochs
         # with ``cut_undoes``, an epoch that the limit cuts off undoes the whole training
         is_undone = limit.cut_undoes and done < len(ends)
-        # with fewer epochs than ``at_least`` the device is slow, unless it was interrupted
+        # a device with fewer epochs than ``at_least`` is slow, unless the step was interrupted
         is_slow = cause is None and (is_undone or done < limit.at_least)
         # a slow device that may go on answers with the untrained model; otherwise it is late
         task.epochs = 0 if is_slow and limit.go_on else done
-        task.trained = (*task.trained, task.epochs)  # epochs of each training of the task
+        task.trained = (*task.trained, task.epochs)  # count of epochs of each training of the task
         facts: dict[str, Any] = {
             "epochs": task.epochs,
             "asked": self.training.epochs,
@@ -122,7 +122,7 @@ class Train(EpochStep):
         if self.training.layers is not None:
             facts["layers"] = self.training.layers
         if part is not None:
-            # index of the part, count of parts, and count of samples
+            # index of the part of the samples, count of the parts, and count of the part's samples
             facts["part"] = [part.number, 2**part.splits, part.samples]
         if is_slow and not limit.go_on:
             return "late", facts

@@ -44,10 +44,11 @@ class Pause(TaskStep):
 
 @dataclass(frozen=True, slots=True)
 class Queue(TaskStep):
-    """Task step in which a device waits to be allowed to send its message, or to run on its host.
+    """Task step in which a device waits until it may send its message, or run on its host.
 
-    A device waits for its message if a process of the world limits how many messages are sent at a
-    time (``World.queue``), and for its host if the scenario limits the tasks that a host runs at once.
+    It waits before a message if a process of the world limits how many messages are sent at a time
+    (``World.queue``). It waits for its host if the scenario limits the tasks that run on a host at a
+    time.
     """
 
     name = QUEUE

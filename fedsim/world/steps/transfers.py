@@ -89,7 +89,8 @@ class TransferStep(TaskStep):
         return services.network.finish(task.flow)
 
 
-@dataclass(slots=True)  # not frozen, because the construction would take four times as long
+# not frozen, because the construction of a frozen object takes four times as long
+@dataclass(slots=True)
 class Download(TransferStep):
     """Task step in which the server sends payloads to the device, as one message.
 

@@ -18,7 +18,7 @@ from fedsim.world.network.queues.movement import NO_BYTES
 from fedsim.world.network.queues.queued_flows import QueuedFlows
 from fedsim.world.network.queues.step_plan import QueueingRules
 
-_LEAST_SHARE = 1 / 2  # least share of a step's length to which acknowledgements may shorten it
+_LEAST_SHARE = 1 / 2  # an acknowledgement may shorten a step to this share of its length, not more
 
 
 class AcknowledgedFlows(QueuedFlows):
@@ -54,7 +54,7 @@ class AcknowledgedFlows(QueuedFlows):
         if acked is None:
             acked = self._history.at(now - senders.round_trip)
         self._acked = acked
-        # a mark is finite from a loss until its sender learns of the loss
+        # a flow's mark is finite from a loss until the sender learns of the loss
         if np.count_nonzero(np.isfinite(self._mark)):
             self._learn_losses(acked)
         segments = acked / self._rules.packet
@@ -69,7 +69,8 @@ class AcknowledgedFlows(QueuedFlows):
             in_network = self._sent - self._lost - self._dropped
             segments_sent = in_network / self._rules.packet
             senders.round_begin[is_round_over] = segments[is_round_over]
-            # above the acknowledged count, so that a round trip with nothing in flight does not end
+            # The end is above the acknowledged count, so that a round trip does not end while no
+            # segment is in flight.
             senders.round_end[is_round_over] = segments_sent[is_round_over] + 1e-9
             senders.least_wait[is_round_over] = math.inf
 
@@ -205,7 +206,7 @@ class AcknowledgedFlows(QueuedFlows):
         # bytes that the window still allows, and bytes that are still to be sent (lost ones again)
         free_window = senders.window * self._rules.packet + acked + self._lost - self._sent
         unsent = self._size + self._lost - self._sent
-        # indices of the flows whose sender has bytes, but no room for a packet in its window
+        # indices of the flows whose sender has bytes to send, but no room for a packet in the window
         waiting = ((free_window < self._rules.packet) & (unsent > NO_BYTES)).nonzero()[0]
         if not len(waiting):
             return length_s

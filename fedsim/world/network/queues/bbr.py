@@ -13,7 +13,7 @@ from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.saved import saved
 from fedsim.world.network.queues.congestion import FlowColumns, Senders
 
-OTHER = -1  # flows with another congestion control
+OTHER = -1  # state of flows with another congestion control
 STARTUP = 0
 DRAIN = 1
 PROBE_BANDWIDTH = 2
@@ -25,9 +25,11 @@ _WINDOW_GAIN = 2.0
 _FILTER_ROUNDS = 10  # round trips over which the estimate of the bandwidth is a maximum
 FILTER_S = 10.0  # time over which the estimate of the round trip is a minimum (s)
 _LEAST_PROBE_S = 0.2  # least time in PROBE_ROUND_TRIP, with a small window (s)
-_LEAST_WINDOW = 4.0  # segments
-_FULL_GROWTH = 1.25  # least growth of the bandwidth a round trip while the pipe is not full
-_FULL_ROUNDS = 3  # round trips without that growth until the pipe counts as full
+_LEAST_WINDOW = 4.0  # smallest window (segments)
+# The pipe, the links of the route, counts as full after ``_FULL_ROUNDS`` round trips in which the
+# bandwidth did not grow by the factor ``_FULL_GROWTH``.
+_FULL_GROWTH = 1.25
+_FULL_ROUNDS = 3
 
 
 @saved()
@@ -145,9 +147,9 @@ def first_estimates(round_trip: float, window: float, now: float, key: int) -> d
 def grow_by_bandwidth(senders: Senders, bbr: BbrSenders, acked: Floats) -> Floats:
     """Compute the growth of BBR's windows by acknowledgements (segments), float64 [flows].
 
-    Each window grows by ``acked`` until it reaches its target, and falls at once if it is above its
-    target, except in ``STARTUP``. The target is the bandwidth-delay product (``product``) times 2.89
-    in ``STARTUP`` and ``DRAIN`` and times 2 in ``PROBE_BANDWIDTH``, 4 segments or more. In
+    Each window grows by ``acked`` until it reaches its target. A window above its target falls to the
+    target immediately, except in ``STARTUP``. The target is the bandwidth-delay product (``product``)
+    times 2.89 in ``STARTUP`` and ``DRAIN`` and times 2 in ``PROBE_BANDWIDTH``, 4 segments or more. In
     ``PROBE_ROUND_TRIP`` the target is 4 segments.
 
     Args:
@@ -181,10 +183,10 @@ def note_round(
         now: the time (s).
     """
     length_s = now - bbr.round_since[rows]
-    rate = delivered / np.maximum(length_s, 1e-9)  # a length of 0 is not noted below
+    rate = delivered / np.maximum(length_s, 1e-9)  # round trips of length 0 are skipped below
     former_bandwidth = bbr.bandwidth[rows]
-    # with a window that BBR keeps small, the rate is no measurement of the bandwidth, which is at
-    # least as high
+    # In PROBE_ROUND_TRIP the window is small on purpose, so that the rate is only a lower bound of the
+    # bandwidth.
     is_sample = is_limited & (bbr.state[rows] != PROBE_ROUND_TRIP)
     is_noted = (is_sample | (rate >= former_bandwidth)) & (length_s > 0)
     noted = rows[is_noted]

@@ -23,17 +23,18 @@ RENO_BETA = 0.5
 LEAST_WINDOW = 2.0
 """Smallest window (segments; RFC 5681, section 3.1)."""
 
-# segments by which a window grows for a window of acknowledgements, so that with CUBIC's factor
-# after a loss it has the mean of Reno's window (RFC 9438, section 4.3)
+# Segments by which a window grows when a whole window is acknowledged. With CUBIC's factor after a
+# loss, the window then has the mean of Reno's window (RFC 9438, section 4.3).
 _FRIENDLY_SHARE = 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA)
-_GROWTH_BEFORE_LOSS = 1.05  # least factor of CUBIC's window a round trip (Linux)
+_GROWTH_BEFORE_LOSS = 1.05  # least growth of CUBIC's window per round trip, as a factor (Linux)
 _SLOW_PACING = 2.0  # pacing rate in slow start, in windows per round trip (Linux)
 _PACING = 1.2  # pacing rate after slow start, in windows per round trip (Linux)
-_HYSTART_LEAST_WINDOW = 16.0  # segments (Ha and Rhee, 2011)
+_HYSTART_LEAST_WINDOW = 16.0  # window below which slow start goes on (segments; Ha and Rhee, 2011)
 _HYSTART_SAMPLES = 8  # acknowledgements needed in a round trip (RFC 9406, section 4.3)
-_HYSTART_LEAST_S = 0.004  # bounds of the rise that ends slow start (s; RFC 9406, section 4.3)
+# bounds of the rise of the round trip that ends slow start (s; RFC 9406, section 4.3)
+_HYSTART_LEAST_S = 0.004
 _HYSTART_MOST_S = 0.016
-_HYSTART_SHARE = 1 / 8  # rise that ends slow start, as a share of the round trip
+_HYSTART_SHARE = 1 / 8  # this rise as a share of the round trip
 
 
 def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
@@ -66,11 +67,11 @@ def append_row(values: AnyArray, row: float | AnyArray) -> AnyArray:
 
 
 def part_of(amounts: Floats, share: Floats | None) -> Floats:
-    """Return the changes of flows in the part of a planned step that is carried out, [flows].
+    """Scale amounts of a planned time step to the part of the step that is carried out; [flows].
 
     Args:
-        amounts: changes in the whole step, such as sent bytes, float64 [flows].
-        share: part that is carried out, 0 to 1, float64 [flows]; None for the whole step.
+        amounts: amounts of the whole step, such as sent bytes, float64 [flows].
+        share: part of the step that is carried out, 0 to 1, float64 [flows]; None for the whole step.
     """
     return amounts if share is None else share * amounts
 
@@ -223,7 +224,7 @@ def first_state(
         "round_begin": 0.0,
         "round_end": 0.0,
         "least_wait": np.inf,
-        "pace": np.inf,  # no known pacing rate
+        "pace": np.inf,  # infinity: the connection has had no pacing rate yet
     }
 
 
@@ -236,10 +237,10 @@ def grow(
         senders: the flows.
         control: ``cubic`` or ``reno``; ``grow_by_bandwidth`` has the growth of BBR's windows.
         acked: acknowledged segments, [flows].
-        is_limited: whether the window limits the flow's rate; only such windows grow; [flows].
+        is_limited: whether the window limits the flow's rate, [flows]; other windows do not grow.
         now: the time of the acknowledgements (s).
-        delay: round trip, the time in queues included (s), [flows]; CUBIC's target is the window that
-            its curve has one such round trip later.
+        delay: round trip, the time in queues included (s), [flows]; CUBIC's target is the value of
+            its window curve one such round trip later.
     """
     window = senders.window
     # in slow start, each acknowledged segment lets the window grow by one, up to the threshold
@@ -264,7 +265,7 @@ def grow(
     least_target = np.where(senders.peak > 0, window, _GROWTH_BEFORE_LOSS * window)
     target = np.minimum(np.maximum(curve, least_target), 1.5 * window)
     cubic = (target - window) / window * acked
-    # RFC 9438, section 4.3: the window that Reno would have (W_est, here ``friendly``) is the least
+    # RFC 9438, section 4.3: the window is at least Reno's window (W_est, here ``friendly``)
     friendly_share = np.where(friendly_before < peak, _FRIENDLY_SHARE, 1.0)
     friendly = np.where(is_cubic, friendly_share * acked / window, 0.0)
     after_slow_start = np.maximum(cubic, friendly_before + friendly - window)
@@ -275,8 +276,8 @@ def grow(
 def reduce(senders: Senders, control: Control, has_lost: Flags) -> None:
     """Reduce the congestion windows of flows whose senders have learned of a loss.
 
-    The window is multiplied by 0.7 with CUBIC and by 0.5 with Reno, but stays at least 2 segments. It
-    is also the new slow start threshold.
+    The window is multiplied by 0.7 with CUBIC and by 0.5 with Reno, but stays at least 2 segments.
+    The reduced window is also the new slow start threshold.
 
     Args:
         senders: windows of all flows, which are changed.

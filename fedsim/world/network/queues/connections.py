@@ -8,7 +8,7 @@ from fedsim.common.saved import saved
 from fedsim.world.network.queues.bbr import FILTER_S, OTHER, first_estimates
 from fedsim.world.network.queues.congestion import Control, first_state
 
-_RETRANSMISSION_S = 0.2  # least timeout beyond the round trip (s; Linux)
+_RETRANSMISSION_S = 0.2  # least time by which a timeout exceeds the round trip (s; Linux)
 
 
 @saved()

@@ -62,7 +62,7 @@ class Deliveries:
                 are then interpolated to the times of both.
         """
         times = np.union1d(self._times[: self._rows], others._times[: others._rows])
-        rows = max(2 * len(times), _FIRST_ROWS)  # with room for later times
+        rows = max(2 * len(times), _FIRST_ROWS)  # half of the rows or more are for later times
         flows = len(self._columns) + len(others._columns)
         # bytes of each flow at all of these times, interpolated; with columns for later flows
         curves = np.zeros((rows, max(2 * flows, _FIRST_COLUMNS)))
@@ -91,7 +91,7 @@ class Deliveries:
         """
         # only the first ``_rows`` rows of ``_times`` and ``_curves`` are used
         if self._rows and self._times[self._rows - 1] == now:
-            self._rows -= 1  # the last value is of the same time, and is replaced
+            self._rows -= 1  # the last stored value is of this time, and is replaced
         if self._rows == len(self._times):
             self._drop_old(now - memory_s)
         self._times[self._rows] = now
@@ -105,7 +105,7 @@ class Deliveries:
         first_row = max(first_row, 0)
         times = self._times[first_row : self._rows]
         curves = self._curves[first_row : self._rows]
-        rows = max(2 * len(times), _FIRST_ROWS)  # half of them spare
+        rows = max(2 * len(times), _FIRST_ROWS)  # half of the rows or more are for later times
         self._times = np.full(rows, math.inf)
         self._curves = np.zeros((rows, curves.shape[1]))
         self._rows = len(times)
@@ -115,8 +115,8 @@ class Deliveries:
     def at(self, times: Floats) -> Floats:
         """Return the bytes that each flow had delivered at its time in ``times``; float64 [flows].
 
-        A time before the first stored time gets the first stored value, a time after the last one the
-        last.
+        A time before the first stored time gets the first stored value. A time after the last stored
+        time gets the last stored value.
 
         Args:
             times: a time for each flow (s), float64 [flows].
@@ -134,7 +134,8 @@ class Deliveries:
         high = curves.take(row_after * columns + self._columns)
         begin = past.take(row_before)
         interval_s = past.take(row_after) - begin
-        interval_s[interval_s <= 0] = 1.0  # after the last time both rows are equal
+        # outside the stored times both rows are the same, and any length but 0 serves
+        interval_s[interval_s <= 0] = 1.0
         share = np.minimum(np.maximum((times - begin) / interval_s, 0.0), 1.0)
         acked: Floats = low + (high - low) * share
         return acked
@@ -158,7 +159,8 @@ class Deliveries:
             has no meaning: it is infinity, or some time outside of the interval.
         """
         past = self._times[: self._rows]
-        # only rows of the interval matter, as curves never fall; one more on each side for rounding
+        # Only rows of the interval matter, as curves never fall. One more row on each side is for
+        # rounding.
         first_row = np.maximum(past.searchsorted(begins) - 1, 0)
         last_row = np.minimum(past.searchsorted(begins + length_s) + 1, self._rows - 1)
         rows = first_row + np.arange((last_row - first_row).max() + 1)[:, None]

@@ -8,7 +8,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.saved import saved
 from fedsim.world.network.queues.step_plan import Level, QueueingRules
 
-UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
+UNLIMITED = 1e15  # rate (bytes/s) that stands for an infinite rate
 
 
 @saved()
@@ -24,11 +24,11 @@ class QueuedLinks:
     Attributes:
         names: name -> number.
         capacity: rates (bytes/s), float64 [links].
-        length: most bytes that the queue of each link can hold, float64 [links].
+        length: capacity of the queue of each link (bytes), float64 [links].
         levels: the links in groups, which a time step serves one after the other. The group of a
             link is the greatest position that the link has on any flow's route. Set by ``group``.
-        grouped: count of flows, the first ones, whose links are in ``levels``; 0 if ``levels`` must
-            be computed anew.
+        grouped: number n such that the links of the first n flows are in ``levels``; 0 if ``levels``
+            must be computed anew.
         never_full: numbers of links that make senders wait instead of dropping packets, int64 [n].
     """
 
@@ -39,12 +39,13 @@ class QueuedLinks:
         self.length: Floats = np.array([math.inf])
         self.levels: list[Level] = []
         self.grouped = 0
-        self._furthest: Ints = np.zeros(1, dtype=np.int64)  # greatest position on a route, [links]
+        # greatest position of each link on any route, [links]
+        self._furthest: Ints = np.zeros(1, dtype=np.int64)
         self._hops = 1  # length of the padded routes at the last grouping
         self.never_full = np.empty(0, dtype=np.int64)
 
     def add(self, name: str, rate: float) -> int:
-        """Add a link, or change the rate of a known one; return its number.
+        """Add a link, or change the rate of the link if it exists; return its number.
 
         Args:
             name: name of the link.
@@ -59,13 +60,13 @@ class QueuedLinks:
         return number
 
     def length_at(self, name: str, rate: float) -> float:
-        """Return how many bytes the queue of a link could hold at most if the link had a given rate.
+        """Return the capacity of a link's queue (bytes) if the link had a given rate.
 
-        The rules give this size in bytes, or as a time that is multiplied by the rate. At rate 0, an
-        outage, the queue keeps its present size.
+        The rules give the capacity in bytes, or as a time that is multiplied by the rate. At rate 0,
+        an outage, the queue keeps its present capacity.
 
         Args:
-            name: name of a known link.
+            name: name of an existing link.
             rate: the rate (bytes/s).
         """
         if rate == 0:
@@ -73,16 +74,16 @@ class QueuedLinks:
         return self._rules.length(name, min(rate, UNLIMITED))
 
     def length_of(self, name: str) -> float:
-        """Return how many bytes the queue of a known link can hold at most."""
+        """Return the capacity of the queue of an existing link (bytes)."""
         return self.length.item(self.names[name])
 
     def has(self, name: str, rate: float, length: float) -> bool:
         """Return whether a link has exactly this rate and this size of its queue.
 
         Args:
-            name: name of a known link.
+            name: name of an existing link.
             rate: the rate (bytes/s).
-            length: most bytes that the queue can hold.
+            length: capacity of the queue (bytes).
         """
         number = self.names[name]
         return bool(self.capacity[number] == rate and self.length[number] == length)
@@ -94,10 +95,10 @@ class QueuedLinks:
             others: the other links.
 
         Returns:
-            New number of each of the other links, by its number in ``others``, int64 [links].
+            Array from the number of a link in ``others`` to its number here, int64 [links].
         """
         self.grouped = 0
-        # old number of a link -> new number; number 0, which pads routes, remains 0
+        # old number -> new number; number 0, which pads routes, remains 0
         new_numbers = np.zeros(len(others.capacity), dtype=np.int64)
         for name, number in others.names.items():
             new_numbers[number] = self.names.setdefault(name, len(self.names) + 1)
@@ -119,10 +120,9 @@ class QueuedLinks:
         """
         self.grouped = 0
         used = np.union1d(route, [0])  # old numbers, ascending; 0 is kept as the padding
-        # old number of a link -> new number
-        new_numbers = np.zeros(len(self.capacity), dtype=np.int64)
+        new_numbers = np.zeros(len(self.capacity), dtype=np.int64)  # old number -> new number
         new_numbers[used] = np.arange(len(used))
-        names = list(self.names)  # in the order of their numbers, which begin with 1
+        names = list(self.names)  # names in the order of the links' numbers, which begin with 1
         self.names = {names[number - 1]: new_numbers.item(number) for number in used[1:].tolist()}
         self.capacity = self.capacity[used]
         self.length = self.length[used]
@@ -148,7 +148,7 @@ class QueuedLinks:
         flows, positions = (np.arange(hops) <= lasts[self.grouped :, None]).nonzero()
         flows += self.grouped
         links = route[flows, positions]
-        # phase 2: furthest position of each link; known for the links of the last grouping
+        # phase 2: furthest position of each link; the last grouping has stored those of its links
         known_links = len(self._furthest) if self.grouped else 0
         furthest = np.zeros(len(self.capacity), dtype=np.int64)
         furthest[:known_links] = self._furthest[:known_links]
@@ -159,7 +159,8 @@ class QueuedLinks:
             self.group(route, lasts)
             return
         if self._rules.holds_back:
-            self.never_full = (furthest == 0).nonzero()[0]  # first on each route that has them
+            # links that are the first link of each route over them
+            self.never_full = (furthest == 0).nonzero()[0]
         # phase 3: the entries of the new flows are appended to the former levels
         former = {level.number: level for level in self.levels} if self.grouped else {}
         level_numbers = furthest[links]
@@ -203,7 +204,7 @@ def label_components(route: Ints, links: int) -> Ints:
     while True:
         # least label of the flows on each link, [links]
         least_label = np.full(links, flows)
-        labels_by_hop = np.repeat(labels, route.shape[1])  # each flow's label for each of its links
+        labels_by_hop = np.repeat(labels, route.shape[1])  # the flow's label, once for each hop
         np.minimum.at(least_label, route.ravel(), labels_by_hop)
         least_label[0] = flows  # the padding connects no flows
         # least label of the links on each flow's route, [flows]
@@ -228,7 +229,7 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
         Bytes that each sender may send, float64 [flows].
     """
     total = np.bincount(first_links, weights=wanted_bytes, minlength=len(sendable))
-    # whether each flow's first link has more bytes to send than it can
+    # whether the first link of each flow cannot send all bytes that its senders want to send
     is_crowded = (total > sendable)[first_links]
     rows = is_crowded.nonzero()[0]
     if not len(rows):
@@ -238,7 +239,7 @@ def share_first_links(wanted_bytes: Floats, first_links: Ints, sendable: Floats)
         sent[rows] = sendable[first_links[rows]]
         return sent
     # Max-min fairness: on a link of b sendable bytes, whose n flows want w_1 <= ... <= w_n bytes, a
-    # flow gets min(w_i, s), with s the largest (b - w_1 - ... - w_(k-1)) / (n - k + 1).
+    # flow gets min(w_i, s), with s the maximum over k of (b - w_1 - ... - w_(k-1)) / (n - k + 1).
     rows = rows[np.lexsort((wanted_bytes[rows], first_links[rows]))]
     links = first_links[rows]  # sorted, so that the flows of a link are neighbours
     sorted_bytes = wanted_bytes[rows]

@@ -35,8 +35,8 @@ class LossDraws:
     def draw_on_link(self, row: int) -> float:
         """Draw the threshold (bytes) at which a flow loses its next packet on its links.
 
-        The flow loses a packet when its expected loss since its last lost packet, the sum of its
-        bytes times their probability of a loss, reaches the threshold.
+        The expected loss of a flow is its count of bytes times the probability of a loss. When the
+        expected loss since the last lost packet reaches the threshold, the flow loses a packet.
 
         Args:
             row: index of the flow.
@@ -46,8 +46,8 @@ class LossDraws:
     def draw_in_queue(self, row: int) -> float:
         """Draw by how much a lost packet lowers a flow's credit (bytes), for ``choose_drops``.
 
-        The credit of a flow grows by the loss that is expected of it at full queues. The flow with
-        the highest credit loses the next packet.
+        The credit of a flow grows by the flow's expected loss at full queues. The flow with the
+        highest credit loses the next packet.
 
         Args:
             row: index of the flow.
@@ -119,14 +119,14 @@ class RandomLosses:
         self.at_sender = self.at_sender[flows]
         self.at_receiver = self.at_receiver[flows]
         self.until_loss = self.until_loss[flows]
-        if self.may_lose:  # without the removed flows, no loss may be possible
+        if self.may_lose:  # perhaps only the removed flows could lose packets
             self._update_may_lose()
 
     def join(self, others: "RandomLosses") -> None:
-        """Append the losses of other flows.
+        """Append other flows, with their loss probabilities and counts of draws.
 
         Args:
-            others: losses of other flows.
+            others: the object of the other flows.
         """
         self._keys += others._keys
         self._on_links = np.concatenate((self._on_links, others._on_links))

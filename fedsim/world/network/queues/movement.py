@@ -14,12 +14,12 @@ from fedsim.world.network.queues.links import QueuedLinks
 from fedsim.world.network.queues.losses import LossDraws, RandomLosses
 from fedsim.world.network.queues.step_plan import Level, choose_drops
 
-NO_BYTES = 1e-6  # bytes that count as none
+NO_BYTES = 1e-6  # an amount up to this one (bytes) is a rounding error, and counts as 0
 
 
 @dataclass(slots=True)
 class MovedBytes:
-    """Positions of each flow's bytes within a time step, which ``Movement`` changes in stages.
+    """Bytes of each flow by place (queue, link, receiver), as ``Movement`` moves them in a time step.
 
     Arrays are float64 [flows] if no shape is given. A hop is one of the links on a flow's route, so
     arrays [flows, hops] have an entry for each link of each route.
@@ -98,7 +98,7 @@ class Movement:
         if self._losses.may_lose:
             lost = self._lose(self._losses.at_sender, sent)
             entering = sent - lost
-        amounts.arriving[:, 0] += entering  # new bytes arrive at the first link of each route
+        amounts.arriving[:, 0] += entering  # bytes arrive at the first link of each route
 
     def pass_level(self, level: Level, credit: Floats) -> None:
         """Let a group of links send the bytes in their queues and the bytes that arrive there.
@@ -124,7 +124,8 @@ class Movement:
         # all bytes leave a link that is not overloaded
         leaving = present
         staying = np.zeros(len(cells))
-        rows = is_overloaded.nonzero()[0]  # rows of the arrays of ``level``
+        # indices in the arrays of ``level`` of the flows on overloaded links
+        rows = is_overloaded.nonzero()[0]
         if len(rows):
             leaving, staying = self._serve_full(level, rows, present, arrived, load, credit)
         else:
@@ -137,7 +138,7 @@ class Movement:
         goes_on = ~is_last
         # the next cell is the next link on the route of the same flow
         arriving[cells[goes_on] + 1] += leaving[goes_on]
-        self._loads.append((level, load))  # loads that ``busy`` reads
+        self._loads.append((level, load))  # ``busy`` needs the loads
 
     def _serve_full(
         self,
@@ -165,7 +166,7 @@ class Movement:
         amounts = self.bytes
         queues = amounts.batches.reshape(-1, amounts.batches.shape[2])
         links = level.links[rows]
-        # bytes by batch, the time step in which they came; the last batch is of this step
+        # bytes by batch: a batch came in one time step, the last batch in this step
         queued = queues.take(level.cells[rows], axis=0)
         queued[:, -1] += arrived[rows]
         totals = sum_by_link(queued, links, len(load))

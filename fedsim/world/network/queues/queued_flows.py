@@ -30,10 +30,10 @@ class NewFlow(NamedTuple):
     Attributes:
         id: ID of the flow.
         size: bytes of the flow on the wire.
-        route: name and rate (bytes/s) of each of its links, in the order in which its bytes pass
-            them.
+        route: name and rate (bytes/s) of each link of the flow, in the order in which bytes pass the
+            links.
         ends: IDs of sender and receiver.
-        loss_key: seed of its random packet losses.
+        loss_key: seed of the flow's random packet losses.
         sender: congestion window and related values: attribute of ``Senders`` -> value.
         estimates: estimates of BBR: attribute of ``BbrSenders`` -> value.
     """
@@ -68,19 +68,19 @@ class QueuedFlows:
         # arrays with a row for each flow; bytes are on the wire
         self._id = np.empty(0, dtype=np.int64)
         self._size = np.empty(0)
-        self._sent = np.empty(0)  # bytes that left the sender, retransmissions included
+        self._sent = np.empty(0)  # bytes that have left the sender, retransmissions included
         self._delivered = np.empty(0)
-        self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
-        self._lost = np.empty(0)  # bytes dropped, of which the sender knows
+        self._dropped = np.empty(0)  # dropped bytes of whose loss the sender has not learned yet
+        self._lost = np.empty(0)  # dropped bytes of whose loss the sender has learned
         # credit (bytes), by which ``choose_drops`` chooses the flow that loses the next packet: it
         # grows by expected losses, and shrinks at each loss
         self._credit = np.empty(0)
-        # whether the first link makes the sender wait, so that late acknowledgements do not matter
+        # whether the flow's first link makes the sender wait; late acknowledgements then have no effect
         self._held = np.empty(0, dtype=bool)
         # acknowledged bytes at which a sender learns of its drops; infinity without drops
         self._mark = np.empty(0)
         self._lasts = np.empty(0, dtype=np.int64)  # position of the last link of each route
-        # numbers of each flow's links, padded with 0, [flows, hops]; the next arrays fit to it
+        # numbers of each flow's links, padded with 0; this and the next two arrays are [flows, hops]
         self._route = np.zeros((0, 1), dtype=np.int64)
         self._waiting = np.zeros((0, 1))  # bytes in the queue of each link of a route
         # bytes in queues by the time at which they came, oldest first, [flows, hops, batches]
@@ -93,10 +93,11 @@ class QueuedFlows:
         self._losses = RandomLosses(rules.packet)
         self._history = Deliveries()
         self._waits = Deliveries()  # time in queues of each flow's route (s)
-        # whether no flow was removed since the last ``split``, so that all are still connected
+        # whether no flow was removed since the last ``split``, so that all flows are still connected
         self._is_whole = True
         self._has_bbr = False  # whether any flow uses BBR; ``bbr`` has no rows if not
-        self._acked: Floats | None = None  # bytes acknowledged by now, if known, [flows]
+        # bytes of each flow that are acknowledged by now, [flows]; None if not computed yet
+        self._acked: Floats | None = None
         self._known_delays: Floats | None = None  # last result of ``_delays``; None after a change
 
     def __len__(self) -> int:
@@ -159,7 +160,7 @@ class QueuedFlows:
         self._size = append_row(self._size, flow.size)
         for name in _ZERO_AT_FIRST:
             setattr(self, name, append_row(getattr(self, name), 0.0))
-        self._mark = append_row(self._mark, math.inf)  # no loss yet
+        self._mark = append_row(self._mark, math.inf)  # infinity: no loss yet
         self._held = append_row(self._held, False)
         self._lasts = append_row(self._lasts, len(numbers) - 1)  # position of its last link
         self._route = append_row(self._route, np.array(padded, dtype=np.int64))
@@ -250,7 +251,7 @@ class QueuedFlows:
         self._history.select(rows)
         self._waits.select(rows)
         self._route = self.links.remove_unused(self._route)
-        self._is_whole = False  # the remaining flows may share no links any more
+        self._is_whole = False  # perhaps the remaining flows no longer share links
         self._drop_cache()
 
     def _split(self) -> list[Self]:

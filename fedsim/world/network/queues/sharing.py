@@ -24,8 +24,8 @@ class Queueing:
     """Sharing rule of the window model: flows have congestion windows, and links have queues.
 
     ``Network`` uses it for ``protocol.model = "window"``. The movement of bytes is planned one time
-    step ahead; a change of a flow or a link cuts the planned step short. Methods with a time ``now``
-    are called after ``advance`` to this time.
+    step ahead; a change of a flow or a link cuts the planned step short. Before a method with an
+    argument ``now`` is called, ``advance`` must be called with this time.
 
     Args:
         rules: congestion control, queues and packets.
@@ -93,7 +93,7 @@ class Queueing:
         sent: float = 0.0,
         route: Route = (),
     ) -> None:
-        """Add a flow of a new connection, with a round trip of ``LEAST_STEP_S``, a time step.
+        """Add a flow of a new connection, with the least round trip, ``LEAST_STEP_S``.
 
         ``cap``, ``weight`` and ``sent`` are ignored. ``Network`` does not call this method of the
         interface ``Sharing``, but ``begin``, which takes the endpoints and the round trip.
@@ -116,7 +116,7 @@ class Queueing:
                 self._set_link(component, link, capacity, length, now)
 
     def set_rate(self, link: str, rate: float, now: float) -> None:
-        """Change the rate of a link, and keep the most bytes that its queue can hold.
+        """Change the rate of a link, but not the capacity of its queue.
 
         Args:
             link: name of the link; links without a flow are ignored.

@@ -22,10 +22,10 @@ class Bottlenecks:
 
     Attributes:
         positions: position of the slowest link on the route, from 0, int64.
-        rates: rate of the link (bytes/s), float64.
-        waiting: bytes of the flow in the link's queue, float64.
+        rates: rate of the slowest link (bytes/s), float64.
+        waiting: bytes of the flow in the queue of the slowest link, float64.
         elsewhere: bytes of the flow in other queues, float64.
-        lengths: most bytes that the link's queue can hold, float64.
+        lengths: capacity of the queue of the slowest link (bytes), float64.
     """
 
     positions: Ints
@@ -38,9 +38,9 @@ class Bottlenecks:
 class SteadyFlows(AcknowledgedFlows):
     """Base of ``LinkComponent`` that replaces many short time steps by one long step if possible.
 
-    The long step lasts until the next flow ends. For this all flows must be steady: each is delivered
-    at the rate of its slowest link, because the link has enough rate for all of its flows, and the
-    window and queue are so large that the link never idles.
+    The long step lasts until the next flow ends. It is possible if all flows are steady: each flow is
+    delivered at the rate of its slowest link. This link then has enough rate for all of its flows,
+    and the window and queue are so large that the link never idles.
 
     Args:
         rules: congestion control, sizes of queues, and size of packets.
@@ -55,7 +55,8 @@ class SteadyFlows(AcknowledgedFlows):
         - Each link has enough rate for all of its flows (``_find_bottlenecks``).
         - Windows and queues keep the slowest link of each flow busy (``_are_steady``).
 
-        The result is also None if the step is not longer than ``MOST_STEP_S``, as short steps are.
+        The result is also None if the step would last at most ``MOST_STEP_S``, which a short step can
+        do too.
         """
         if self._has_bbr or self._losses.may_lose:
             return None
@@ -97,7 +98,7 @@ class SteadyFlows(AcknowledgedFlows):
         load[0] = 0.0  # number 0 pads short routes, and is no link
         if np.count_nonzero(load > capacity) or np.count_nonzero(rates) < len(rates):
             return None
-        waiting = self._waiting[flows, positions]  # bytes in the queues of the slowest links
+        waiting = self._waiting[flows, positions]  # bytes in the queue of the flow's slowest link
         elsewhere = sum_over_hops(self._waiting) - waiting
         lengths = self.links.length[self._route[flows, positions]]
         return Bottlenecks(positions, rates, waiting, elsewhere, lengths)

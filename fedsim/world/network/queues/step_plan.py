@@ -11,8 +11,8 @@ from fedsim.common.saved import saved
 from fedsim.world.network.queues.congestion import Control, Growth
 
 _LEAST_QUEUE = 2  # packets that every queue holds
-_MOST_DRAWS = 32  # most packets per link and step that are dropped one by one
-_NO_BYTES = 1e-6  # bytes that count as none
+_MOST_DRAWS = 32  # upper bound of the packets per link and step that are dropped one by one
+_NO_BYTES = 1e-6  # an amount up to this one (bytes) is a rounding error, and counts as 0
 
 
 @saved()
@@ -44,7 +44,7 @@ class QueueingRules:
     holds_back: bool
 
     def length(self, link: str, capacity: float) -> float:
-        """Return how many bytes the queue of a link can hold at most, 2 packets or more.
+        """Return the capacity of a link's queue (bytes), 2 packets or more.
 
         Args:
             link: name of the link, which may have an entry in ``queues``.
@@ -106,14 +106,14 @@ class StepPlan:
 
     Attributes:
         length_s: length of the step (s); infinity if no byte moves.
-        sent, delivered, dropped: bytes of each flow that are sent, delivered and dropped in it.
+        sent, delivered, dropped: bytes of each flow that are sent, delivered and dropped in the step.
         credit: change of each flow's credit (bytes), which decides whose packet is dropped next.
         until_loss: change of ``RandomLosses.until_loss``, the expected loss left until the next packet
             is lost on a link (bytes).
         batches: bytes in queues at the end of the step, by the step in which they came, oldest
             first; float64 [flows, hops, batches].
-        waiting, arriving: bytes in the queue of each link of a route, and between it and the next
-            link, at the end of the step; float64 [flows, hops].
+        waiting, arriving: bytes in the queue of each link of a route, and bytes between this link
+            and the next, at the end of the step; float64 [flows, hops].
         growth: growth of the senders' congestion windows in the step.
         ends: end of each flow (s); infinity for flows that do not end in the step.
         parts: fraction of the step in which the bytes of each flow move, above 0, at most 1. It is

@@ -29,7 +29,7 @@ _LEAST_BUSY = 1e-6  # least part of a step in which the bytes of an ending flow 
 _PATIENCE_STEPS = 4  # steps between two attempts to plan a single step up to a flow's end
 
 Memories = list[tuple[tuple[int, int], SenderMemory]]
-"""Connections of flows that have ended, as (sender, receiver), with the state of each sender."""
+"""A pair for each ended flow: its (sender ID, receiver ID), and the state of its sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class SentBytes:
         busy: share of the step in which the sender would send at its pacing rate, 0 to 1, float64: the
             bytes that its window and pacing rate allow and that it still has to send, divided by the
             bytes that its pacing rate allows in the step. 0 without pacing.
-        is_held: whether the rate of the flow's first link, rather than the window, limits the sender.
-            The window must be large enough that this lasts for another step, bool.
+        is_held: whether the flow's first link, rather than the window, limits the sender, bool. It is
+            true only if the window suffices for ``MOST_STEP_S`` more, so that the sender stays held.
         growth: growth of the flows' windows in the step.
         acked: bytes that are acknowledged at the end of the step, float64.
     """
@@ -56,12 +56,13 @@ class SentBytes:
 
 @saved()
 class LinkComponent(SteadyFlows):
-    """Set of flows that share links with each other, whose bytes it moves (TCP's window model).
+    """Set of flows that share links with each other; it moves their bytes (TCP's window model).
 
     Flows in different sets (components) share no link, so ``Queueing`` computes each set separately.
     Two flows without a common link are in one component if a third flow shares a link with each.
     ``plan`` computes how all bytes move in the next step of simulated time, without moving them.
-    ``commit`` moves them up to a given time. It must be called before any flow or link is changed.
+    ``commit`` moves the bytes up to a given time. It must be called before any flow or link is
+    changed.
 
     Args:
         rules: congestion control, sizes of queues, and size of packets.
@@ -135,7 +136,7 @@ class LinkComponent(SteadyFlows):
         Args:
             name: name of the link.
             rate: its rate (bytes/s).
-            length: most bytes that its queue can hold.
+            length: capacity of its queue (bytes).
         """
         number = self.links.names[name]
         self.links.capacity[number] = rate
@@ -222,7 +223,10 @@ class LinkComponent(SteadyFlows):
         return self._plan is not None and self._since + self._plan.length_s <= now
 
     def _find_next_end(self, plan: StepPlan) -> None:
-        """Set ``next_end`` to the next end of a flow that was not returned, or of the step."""
+        """Set ``next_end`` to the end of the step, or the end of a flow that was not returned yet.
+
+        The earlier of these ends is the next one.
+        """
         self.next_end = self._since + plan.length_s
         if plan.parts is not None:
             later = plan.ends[plan.ends > self._told]
@@ -234,7 +238,7 @@ class LinkComponent(SteadyFlows):
         The rest of the step is forgotten; ``plan`` must be called for the time after ``now``.
 
         Args:
-            now: the time (s), for which ``take_ended`` has been called.
+            now: the time (s), for which ``take_ended`` must have been called.
 
         Returns:
             A pair for each removed flow: its (sender ID, receiver ID), and the state of the sender,
@@ -267,7 +271,7 @@ class LinkComponent(SteadyFlows):
     def give_up_plan(self, now: float) -> None:
         """Discard the planned time step, before a flow or link changes at ``now`` (s).
 
-        The part of the time step up to ``now`` has been carried out by ``commit``.
+        ``commit`` must have carried out the part of the time step up to ``now`` before.
         """
         self._plan = None
         self.next_end = math.inf
@@ -347,7 +351,7 @@ class LinkComponent(SteadyFlows):
             sender, from which the next flow between the two begins.
         """
         memories = []
-        # without pacing the delays have no effect, and any array does in their place
+        # without pacing the delays have no effect, and any array may replace them
         delays = self._delays() if self._rules.pacing else self._size
         paces = self._window_paces(np.zeros(len(self)), delays)
         for row in rows.nonzero()[0].tolist():
@@ -403,7 +407,8 @@ class LinkComponent(SteadyFlows):
         movement = self._move(sending, length_s, draws)
         amounts = movement.bytes
         ends, parts = self._find_ends(movement, length_s)
-        # acknowledgements come a round trip after their deliveries, which are then before the step
+        # An acknowledgement comes a round trip after the delivery. If no round trip is shorter than
+        # the step, all deliveries that are acknowledged in the step were before the step.
         has_known_acks = bool((self.senders.round_trip >= length_s).all())
         # nothing will happen before a flow or a link changes
         if not self._moves(sending, amounts) and self._is_stuck():
@@ -443,10 +448,10 @@ class LinkComponent(SteadyFlows):
         packet = self._rules.packet
         end = self._since + length_s
         acked = self._history.at(end - senders.round_trip)
-        # limit 1: the window, less the bytes that are not acknowledged (lost bytes do not count)
+        # limit 1: the window, less the sent bytes that are neither acknowledged nor known to be lost
         growth = self._growth_by_acks(acked_before, acked, end, delays)
         allowed = (senders.window + growth.windows) * packet + acked + self._lost - self._sent
-        # within a step that is longer than its round trip, a held sender sends several windows
+        # within a step that is longer than the round trip, a held sender sends several windows
         is_repeating = self._held & (length_s > senders.round_trip)
         if np.count_nonzero(is_repeating):
             repeated = senders.window * packet * length_s / senders.round_trip
@@ -468,7 +473,8 @@ class LinkComponent(SteadyFlows):
         # A long step needs a sender that stays held: its window must suffice for MOST_STEP_S more.
         lasting_bytes = senders.window * packet * length_s
         is_held = (sent < wanted) & (lasting_bytes >= sent * (senders.round_trip + MOST_STEP_S))
-        # part of the step in which a paced sender sends; without pacing it sends all at the begin
+        # part of the step in which a paced sender sends; without pacing, all bytes are sent at the
+        # begin of the step
         busy = np.zeros(len(self)) if paced is None else wanted / paced
         return SentBytes(sent, busy, is_held, growth, acked)
 
@@ -486,8 +492,8 @@ class LinkComponent(SteadyFlows):
         senders = self.senders
         packet = self._rules.packet
         in_flight = self._sent - self._lost - acked_before
-        # in slow start a window grows up to twice the bytes in flight, afterwards only if it is
-        # full
+        # in slow start a window grows up to twice the bytes in flight; afterwards it grows only if
+        # it is full
         is_slow = senders.window < senders.threshold
         full_bytes = np.where(is_slow, 0.5, 1.0) * senders.window * packet
         # a finite mark: the sender has still to learn of a loss, and its window does not grow
@@ -559,7 +565,7 @@ class LinkComponent(SteadyFlows):
         parts[is_complete] = np.maximum(movement.busy()[is_complete], _LEAST_BUSY)
         share_needed = missing[is_complete] / np.maximum(delivered[is_complete], NO_BYTES)
         delays_s = length_s * parts[is_complete] * np.clip(share_needed, 0.0, 1.0)
-        # an end is after the begin of the step, even if the delay is rounded to nothing
+        # an end is after the begin of the step, even if the time until the end is rounded to 0
         ends[is_complete] = np.maximum(
             self._since + delays_s, math.nextafter(self._since, math.inf)
         )
