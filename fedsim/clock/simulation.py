@@ -177,7 +177,7 @@ class Simulation:
         env: SimPy's environment. Instead of ``Simulation.run``, a caller may use the methods
             ``env.run`` and ``env.step``.
         now: the simulated time (s), read only; equals ``env.now``, but is faster to read.
-        settled: whether the state can be saved now: True after the run, and while functions given
+        savable: whether the state can be saved now: True after the run, and while functions given
             to ``between_instants`` run.
         working: whether the executor runs a computation in this thread now.
         end: latest simulated time (s) at which the run can end.
@@ -212,7 +212,7 @@ class Simulation:
         self.ended = _EndOfRun(self.env)
         self.executor: Executor = Inline() if executor is None else executor
         self.stopped: str | None = None  # reason of the end of the run, if it was stopped
-        self.settled = False  # whether the state can be saved now
+        self.savable = False  # whether the state can be saved now
         self.working = False  # whether the executor computes in this thread now
         self._is_over = False
         self._interrupted = False  # whether the user has requested the end, such as by Ctrl-C
@@ -299,18 +299,18 @@ class Simulation:
             raise refusal("Simulation.wake", "when", when, allowed)
         return self.env.at(name, when, callback, priority)
 
-    def unsettle(self, solve: Callable[[], None]) -> None:
+    def call_after_changes(self, function: Callable[[], None]) -> None:
         """Call a function later at the present time: after devices' events, before the server acts.
 
         The network calls this method to compute its rates once for all flows that begin or end at
         the present time.
 
         Args:
-            solve: the function, without arguments.
+            function: the function, without arguments.
         """
-        if not callable(solve):
-            raise refusal("Simulation.unsettle", "solve", solve, "a function")
-        self.env.call(solve, SETTLE)
+        if not callable(function):
+            raise refusal("Simulation.call_after_changes", "function", function, "a function")
+        self.env.call(function, SETTLE)
 
     def post(self, handler: Handler) -> None:
         """Run code of the server now, after the events of devices and network at this time.
@@ -500,7 +500,7 @@ class Simulation:
                     yield
                 self._finish()
         finally:
-            self.settled = True  # the state can be saved
+            self.savable = True  # the state can be saved
             for close in self._closers:
                 close()
 
@@ -560,10 +560,10 @@ class Simulation:
 
     def _act_between_instants(self) -> None:
         """Call the functions given to ``between_instants``."""
-        self.settled = True
+        self.savable = True
         while self._between:
             self._between.pop(0)()
-        self.settled = False
+        self.savable = False
 
     def _goes_on(self, due: float) -> bool:
         """Return whether the run continues with the next event.

@@ -371,8 +371,8 @@ def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
         has_limit = number != signal.SIGINT  # whether training has a limit; not after Ctrl-C
         is_late = has_limit and now - interrupted_at > _LONGEST_TRAINING_S
         # Saving and writing results may take long; training after the run's end may not.
-        # ``settled`` is True while the run's state can be saved, and after the run.
-        is_writing = simulation.settled and (is_stuck or simulation.stopped is None)
+        # ``savable`` is True while the run's state can be saved, and after the run.
+        is_writing = simulation.savable and (is_stuck or simulation.stopped is None)
         if (is_stuck or is_late) and not is_writing:
             say(
                 "fedsim: this instant takes too long; ended within it, the last checkpoint is "

@@ -226,9 +226,9 @@ class StrategyParams(FormerNames):
 
     @property
     def mean_epoch_over(self) -> MeanOver:
-        """How the mean time of an epoch on all devices (``RunInfo.mean_epoch_s``) takes stragglers.
+        """Rule for stragglers in the mean time of an epoch on all devices (``RunInfo.mean_epoch_s``).
 
-        ``unslowed``: at their usual speed. ``all``: at their reduced speed.
+        ``unslowed``: they count at their usual speed. ``all``: they count at their reduced speed.
         """
         return "unslowed"
 

@@ -239,7 +239,7 @@ class EpochTimer:
             begun = self._compute.adapt(task.step_start, [*ends, math.inf], plan.limit)
             is_over = len(begun) == len(ends)
         if is_over:
-            task.carried_out()  # ends the step
+            task.end_step()  # ends the step
         elif now < plan.limit:  # otherwise the alarm of the limit rings in this instant
             jitter = self._compute.jitter(task.device, now, plan.jitter_of)
             self.hosts.compute(task, plan.epoch_s * jitter)

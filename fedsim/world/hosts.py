@@ -282,7 +282,7 @@ class Hosts:
         """
         if changes:
             if not self._changed:  # one call at the end of the instant serves all hosts
-                self._simulation.unsettle(self._set_next_ends)
+                self._simulation.call_after_changes(self._set_next_ends)
             self._changed[host] = None
         cores = self._cores.setdefault(host, _Cores(self._simulation.now))
         if cores.jobs:  # ``progress_s`` counts how far each of these computations has come

@@ -143,14 +143,15 @@ class TaskRunner:
         Args:
             task: the task.
         """
-        if not task.begun:  # a new task; a saved task is in the middle of a step
+        if not task.step_begun:  # a new task, as a saved one is in the middle of a step
             self._begin(task)
         cause: Cause | None = None
         while cause is None and (task.position < len(task.steps) or self._add_steps(task)):
-            if not task.begun:
+            if not task.step_begun:
                 self._begin_step(task)
             try:
-                cause = yield task.done  # type: ignore[misc]  # the end of a flow or a computation, or a slot
+                # fired by the end of a flow or of a computation, or by a free slot
+                cause = yield task.step_ended  # type: ignore[misc]
             except simpy.Interrupt as interrupt:
                 cause = interrupt.cause
             cause = self._end_step(task, cause)
@@ -188,9 +189,9 @@ class TaskRunner:
             # the task first waits for a slot, in an additional step
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
-        task.begun = True
+        task.step_begun = True
         task.step_start = self.simulation.now
-        task.done = Signal(self._env)
+        task.step_ended = Signal(self._env)
         self.simulation.record("step-start", {**task.fields, "step": step.name})
         if self.batteries is not None:
             self.battery_watch.begin_step(task, step)
@@ -217,8 +218,8 @@ class TaskRunner:
         self.simulation.record(
             "step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts}
         )
-        task.begun = False
-        task.done = None
+        task.step_begun = False
+        task.step_ended = None
         if self.batteries is not None:
             sent = 0.0 if flow is None else flow.sent
             self.battery_watch.end_step(task, sent, is_flat=cause == "battery")
@@ -412,7 +413,7 @@ class TaskRunner:
         if (task := self.running.get(task_id)) is None:
             return
         if cause == "late" and task.waits and task.step.is_due(task, self):
-            task.carried_out_next()
+            task.end_step_later()
             # interrupts the task in its next step
             self._env.call(partial(self.end, task_id, cause), CUT)
         else:
@@ -435,7 +436,7 @@ class TaskRunner:
             self._interrupt(task, "lost")
 
     def _interrupt(self, task: Task, cause: Cause) -> None:
-        if task.waits and task.process is not None and task.process.target is task.done:
+        if task.waits and task.process is not None and task.process.target is task.step_ended:
             task.process.interrupt(cause)
             self._starting = None  # later processes begin after the interrupt
 
@@ -479,6 +480,12 @@ class TaskRunner:
         }
 
     def restore(self, state: RunnerState) -> None:
+        """Restore the tasks and all that belongs to them, when a run is resumed.
+
+        Each saved task is in the middle of a step. Its process begins anew, and waits for the end of
+        this step (``carry_out``). Later the clock sets the saved alarms again, such as the alarm
+        ``step`` for the end of the step (``_set_step_end``).
+        """
         # Batteries come in two parts. Their levels are restored first, because availability depends
         # on them; the tasks that may run flat are restored last, because they are found in
         # ``running``.
@@ -489,9 +496,9 @@ class TaskRunner:
         self.switched_off = set(state["switched_off"])
         for task in state["running"]:
             task.take_up()  # reset what a checkpoint does not save
-            task.done = Signal(self._env)
+            task.step_ended = Signal(self._env)
             if task.flow is not None:
-                task.flow.done = task.carried_out  # checkpoints do not save functions
+                task.flow.done = task.end_step  # checkpoints do not save functions
             self._start_process(task)
         self.battery_watch.restore_tasks(state["batteries"])
         self.computing.restore(state["computations"])
@@ -499,7 +506,7 @@ class TaskRunner:
 
     def _set_step_end(self, number: int, when: float) -> None:
         task = self.running[number]
-        task.alarm = self._env.at(("step", number), when, task.carried_out)
+        task.alarm = self._env.at(("step", number), when, task.end_step)
 
     def _set_disconnection(self, number: int, when: float) -> None:
         task = self.running[number]

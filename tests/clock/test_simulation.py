@@ -69,7 +69,7 @@ class TestClock:
 
         def at_five(name: str) -> None:
             if not order:
-                simulation.unsettle(lambda: order.append("solve"))
+                simulation.call_after_changes(lambda: order.append("solve"))
                 simulation.env.call(lambda: order.append("soon"))
                 simulation.env.call(lambda: order.append("urgent"), URGENT)
                 simulation.wake(("three", 0), simulation.now, lambda: order.append("three"))

@@ -23,7 +23,7 @@ from fedsim.testing import eventful_world
 PACKAGES = ("fedsim.federation", "fedsim.world", "fedsim.clock")
 NOT_FOLLOWED = (
     r"env\._(queue|schedule|calls|trim_length)",  # has cancelled alarms too; the others are compared
-    r"simulation\.(settled|_interrupted|_sinks|_sinks_of|_receivers)$",  # of the ``Job``
+    r"simulation\.(savable|_interrupted|_sinks|_sinks_of|_receivers)$",  # of the ``Job``
     r"env\._is_saved$",
     r"\._within\._(count|start|end|on)$",  # a cache of each device's phase
     r"timers\._restored_names$",  # of alarms that were set again

@@ -105,11 +105,11 @@ def play(build: Callable[[Simulation], Network], sends: Sequence[Send]) -> Playe
     played = Played([])
 
     def solve() -> None:
-        network.solve()
+        network.share_links()
         played.instants.append(simulation.now)
 
-    unsettle = simulation.unsettle
-    simulation.unsettle = lambda _: unsettle(solve)  # type: ignore[method-assign]
+    call = simulation.call_after_changes
+    simulation.call_after_changes = lambda _: call(solve)  # type: ignore[method-assign]
 
     def begin(number: int, send: Send) -> None:
         device = number if send.device is None else send.device

@@ -133,7 +133,7 @@ class TestEnd:
         sends = [Send(0.0, 8 * caps[device]) for device in range(many)]
         played = play(kind(StarWorld(caps, math.inf, [0.0] * many)), sends)
         assert played.told == [(number, 8.0) for number in range(many)]
-        assert played.instants == [0.0, 8.0]  # one solve for all starts, one for all ends
+        assert played.instants == [0.0, 8.0]  # one sharing for all starts, one for all ends
         shared = play(
             kind(StarWorld([math.inf] * many, 1e6, [0.0] * many)), [Send(0.0, 1000.0)] * many
         )

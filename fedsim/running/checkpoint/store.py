@@ -23,7 +23,7 @@ _ARRAYS = "arrays.safetensors"
 _MODELS = "models"
 _MANIFEST = "manifest.json"
 _KEPT = 2
-_FORMAT = 23
+_FORMAT = 24
 
 
 class Checkpoint(NamedTuple):

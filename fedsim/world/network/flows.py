@@ -2,7 +2,9 @@
 
 Rates change only when a flow starts or ends, or a link has another rate, so the time of the next
 end is known exactly. The network wakes at the first clock tick at or after this end, and carries out
-all earlier ends, each at its exact time. One call of ``solve`` handles all changes of an instant.
+all earlier ends, each at its exact time. One call of ``share_links`` computes new rates after all
+changes of an instant. After the end of a flow, the sharing rule itself computes new rates
+(``Sharing.advance``).
 
 At first, a device's own link is only a cap on the rate of its flow. The first flow that shares an
 own link with another flow, or uses two own links, makes the network *general*: from then on devices'
@@ -104,13 +106,13 @@ class Network(RunningFlows):
         # weights
         self._uploads: Counter[int] = Counter()
 
-        # changes since the last ``solve``
-        self._unsettled = False  # whether the next ``solve`` is due in this instant
+        # changes since the last ``share_links``
+        self._is_sharing_due = False  # whether the next ``share_links`` is due in this instant
         self._entering: dict[int, Flow] = {}  # flow ID -> flow whose latency is over
         self._leaving: list[Flow] = []  # cancelled flows
         self._arrived: list[Flow] = []  # ended flows whose ``done`` is still to be called
         self._changed: list[str] = []  # links whose rate has changed
-        # Whether two flows may share a device's own link, or a flow uses two such links. ``solve``
+        # Whether two flows may share a device's own link, or a flow uses two such links. ``share_links``
         # then makes the network general: flows share own links by max-min fairness, while before
         # each own link only caps the rate of one flow.
         self._crowded = False
@@ -189,7 +191,7 @@ class Network(RunningFlows):
             self._set_latency_alarm(flow.id, now + latency)
         else:
             self._entering[flow.id] = flow
-            self._unsettle()
+            self._share_later()
         return flow
 
     def _occupy_links(self, source: int, destination: int) -> None:
@@ -206,19 +208,19 @@ class Network(RunningFlows):
         shares_down = is_to_device and destination in self._receiving
         if uses_two_links or shares_up or shares_down:
             self._crowded = True
-            self._unsettle()
+            self._share_later()
         self._sending.add(source)
         self._receiving.add(destination)
 
     def _admit(self, flow: Flow) -> None:
         del self._in_latency[flow.id]
         self._entering[flow.id] = flow
-        self._unsettle()
+        self._share_later()
 
-    def _unsettle(self) -> None:
-        if not self._unsettled:
-            self._unsettled = True
-            self._simulation.unsettle(self.solve)
+    def _share_later(self) -> None:
+        if not self._is_sharing_due:
+            self._is_sharing_due = True
+            self._simulation.call_after_changes(self.share_links)
 
     def cancel(self, flow: Flow) -> None:
         """Cancel a flow; it sends no more bytes, and its ``done`` is never called.
@@ -236,8 +238,8 @@ class Network(RunningFlows):
         if flow.id in self._running:
             sent = self._payload(flow, self._rule(flow).sent(flow.id, now))
             del self._running[flow.id]
-            self._leaving.append(flow)  # ``solve`` removes it from its sharing rule
-            self._unsettle()
+            self._leaving.append(flow)  # ``share_links`` removes it from its sharing rule
+            self._share_later()
         elif flow.id in self._in_latency:
             self._in_latency.pop(flow.id).cancel()
         else:  # the latency is over in this instant
@@ -286,9 +288,9 @@ class Network(RunningFlows):
         else:
             self.limits[link] = rate
         self._changed.append(link)
-        self._unsettle()
+        self._share_later()
 
-    def solve(self) -> None:
+    def share_links(self) -> None:
         """Compute the new rates of flows after all changes of flows and links at the present time.
 
         The clock calls this method once at the end of an instant with such changes. The method also
@@ -297,7 +299,7 @@ class Network(RunningFlows):
         The network becomes general when flows first share a device's own link. Before, each own
         link is a cap on one flow; from then on, all links are shared by one rule.
         """
-        self._unsettled = False
+        self._is_sharing_due = False
         now = self._simulation.now
         self._advance(now)
         # The order: running flows and links are first updated under the present sharing rules; then
@@ -426,7 +428,7 @@ class Network(RunningFlows):
     def rate(self, flow: Flow) -> float:
         """Return the present rate of a flow (bytes on the wire/s); 0 if none of its bytes moves.
 
-        Changes at the present time count from the next call of ``solve`` on.
+        Changes at the present time count from the next call of ``share_links`` on.
 
         Args:
             flow: the flow.
@@ -437,7 +439,7 @@ class Network(RunningFlows):
     def _as_of_now(self, flow: Flow) -> Sharing | None:
         """Return the sharing rule of a flow, advanced to the present time, for a query.
 
-        If a flow of the rule has ended since the last ``solve``, an advanced copy is returned, because
+        If a flow of the rule has ended since the last ``share_links``, an advanced copy is returned, because
         a query must not change the rule. The result is None if the queried flow has ended.
         """
         rule = self._rule(flow)
@@ -598,6 +600,6 @@ class Network(RunningFlows):
         self._advance(self._simulation.now)
         arrived = sorted(self._arrived, key=_ID)
         self._arrived = []
-        self._unsettle()
+        self._share_later()
         for flow in arrived:
             flow.done()

@@ -213,7 +213,7 @@ class TaskStep:
             POWERS.update(dict.fromkeys(names, cls.power))
 
     def begin(self, task: "Task", services: "StepServices") -> None:
-        """Begin the step now, and arrange that ``task.carried_out`` is called at its end.
+        """Begin the step now, and arrange that ``task.end_step`` is called at its end.
 
         Args:
             task: the task whose running step this is.
@@ -283,7 +283,9 @@ def _refuse_unknown_message(step: type[TaskStep]) -> None:
     )
 
 
-@saved(omit=("process", "done", "slot", "worker", "alarm", "disconnection", "battery", "fields"))
+@saved(
+    omit=("process", "step_ended", "slot", "worker", "alarm", "disconnection", "battery", "fields")
+)
 @dataclass(slots=True)
 class Task:
     """Work of a device for one request of the server, as a list of steps, with its present state.
@@ -302,8 +304,8 @@ class Task:
         edge: index of the edge server with which the device exchanges messages; None if it
             exchanges them with the server.
         context: data that ``fedsim.federation`` attaches to the task; not used here.
-        position, begun, step_start: index of the present step in ``steps``, whether that step has
-            begun, and the time of its begin (s).
+        position, step_begun, step_start: index of the present step in ``steps``, whether that step
+            has begun, and the time of its begin (s).
         epochs: count of epochs that the last training has completed; 0 if it completed too few, or
             was undone, and the device reports the untrained model (``Limit.go_on``).
         trained: the counts ``epochs`` of all trainings of the task that have ended, in order.
@@ -317,7 +319,7 @@ class Task:
         flow: flow of the running message.
         outcome: ``done`` or the reason of a failure; None before the end.
         process: SimPy process that carries out the steps.
-        done: event of the end of the running step, for which the device's ``process`` waits.
+        step_ended: event of the end of the running step, for which the device's ``process`` waits.
         slot: request for one of the limited places for messages that are sent at a time; None
             without a request.
         worker: request for one of the limited places to run on the device's host; None without a
@@ -337,7 +339,7 @@ class Task:
     edge: int | None = None
     context: object = None
     position: int = 0
-    begun: bool = False
+    step_begun: bool = False
     step_start: float = 0.0
     epochs: int = 0
     trained: tuple[int, ...] = ()
@@ -352,7 +354,7 @@ class Task:
     flow: Flow | None = None
     outcome: Outcome | None = None
     process: DirectProcess | None = None
-    done: Signal | None = None
+    step_ended: Signal | None = None
     slot: Request | None = None
     worker: Request | None = None
     alarm: Alarm | None = None
@@ -370,20 +372,20 @@ class Task:
 
     def take_up(self) -> None:
         """Reset the attributes that a checkpoint omits, such as alarms, after a restore."""
-        self.process = self.done = None
+        self.process = self.step_ended = None
         self.slot = self.worker = None
         self.alarm = self.disconnection = self.battery = None
         self.__post_init__()
 
-    def carried_out(self) -> None:
+    def end_step(self) -> None:
         """End the running step now: as complete, or for lack of memory if the task ``fails``."""
-        assert self.done is not None
-        self.done.fire("memory" if self.fails else None)
+        assert self.step_ended is not None
+        self.step_ended.fire("memory" if self.fails else None)
 
-    def carried_out_next(self) -> None:
-        """End the running step as ``carried_out`` does, but in an event after the present one."""
-        assert self.done is not None
-        self.done.succeed("memory" if self.fails else None)
+    def end_step_later(self) -> None:
+        """End the running step as ``end_step`` does, but in an event after the present one."""
+        assert self.step_ended is not None
+        self.step_ended.succeed("memory" if self.fails else None)
 
     @property
     def step(self) -> TaskStep:
@@ -403,7 +405,7 @@ class Task:
     @property
     def waits(self) -> bool:
         """Whether the running step has begun and has not ended."""
-        return self.begun and self.done is not None and not self.done.triggered
+        return self.step_begun and self.step_ended is not None and not self.step_ended.triggered
 
     def request(self, name: Literal["slot", "worker"], resource: simpy.Resource) -> bool:
         """Request a slot or a worker for the task; return whether it is granted immediately.
@@ -419,7 +421,7 @@ class Task:
         setattr(self, name, request)
         # a task that has ended before the request is granted does not wait any more
         if not request.triggered:
-            request.callbacks.append(lambda _: self.carried_out() if self.waits else None)
+            request.callbacks.append(lambda _: self.end_step() if self.waits else None)
         return request.triggered
 
     def release(self, name: Literal["slot", "worker"]) -> None:

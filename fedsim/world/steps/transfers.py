@@ -44,7 +44,7 @@ class TransferStep(TaskStep):
             size += part.bytes
         peer = SERVER if task.edge is None else services.network.devices + task.edge
         route = ends(task.device, self.direction, peer)
-        task.flow = services.network.send(*route, size, task.carried_out)
+        task.flow = services.network.send(*route, size, task.end_step)
         services.battery_watch.predict(task)
 
     def end(self, task: Task, services: StepServices, cause: Cause | None) -> Ending:
