@@ -277,11 +277,12 @@ class Environment(simpy.Environment):
     def advance(self) -> float:
         """Process events of the present time, until all are done or one waits for a real computation.
 
-        A real computation, such as a training, runs in this process or another. If an event waits
-        for a computation, ``pending`` is set.
+        A real computation, such as a training, runs in this process or another. While an event
+        waits for a computation, ``pending`` holds it, and no further event is processed.
 
         Returns:
-            The time of the next event (s); infinity if there is none.
+            The time of the next event (s), which is the present time if an event waits; infinity if
+            there is no event.
         """
         calls = self._calls
         schedule = self._schedule

@@ -285,8 +285,9 @@ class ModelCut(NamedTuple):
 
     Attributes:
         by: the kind of cut. ``width``: some of the channels and units. ``rank``: the whole model
-            with low-rank adapters (LoRA) of a smaller rank, of which the device trains all that the
-            whole model trains. ``adapters``: as ``rank``, but the device trains only the adapters.
+            with low-rank adapters (LoRA) of a smaller rank; the key ``model.train`` says what the
+            device trains of it. ``adapters``: as ``rank``, but the device trains only the adapters,
+            whatever ``model.train`` says.
         size: with ``width``, the share (0..1) of channels and units that the smaller model has;
             otherwise the rank of the adapters.
     """

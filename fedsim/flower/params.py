@@ -53,8 +53,9 @@ class SamplesTime(Spec):
     def work(self, kind: str, examples: float, flops: float | None, config: Config) -> Work | None:
         """Return the simulated work that a device does for a message.
 
-        For a training it is ``examples`` x passes samples (``passes_over``). For any other message
-        it is a third of ``examples`` samples.
+        For a training it is ``examples`` times the count of passes (``passes_over``), in samples. For
+        any other message, such as an evaluation, it is a third of ``examples``: a forward pass has a
+        third of the cost of a training step.
 
         Args:
             kind: Flower's type of the message, such as ``train``.

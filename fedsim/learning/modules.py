@@ -161,8 +161,8 @@ def _prepare_for_copies(module: nn.Module) -> None:
             if buffer.requires_grad:
                 part._buffers[key] = buffer.detach()
             if is_number(buffer) and not torch.isfinite(buffer).all():
-                # For example a mask of -inf. With it in the flat model, each update would count as
-                # diverged and be left out. ``trained_tensors`` takes persistent buffers only.
+                # This buffer, for example a mask of -inf, is left out of the flat model, by which each
+                # update would count as diverged: ``trained_tensors`` takes persistent buffers only.
                 part._non_persistent_buffers_set.add(key)
         for hook in part._forward_pre_hooks.values():
             if isinstance(hook, WeightNorm):  # torch cannot copy the attribute that it computes

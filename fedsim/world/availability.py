@@ -205,7 +205,7 @@ class Renewal(AvailabilityModel):
     other.
 
     Attributes:
-        mean_on, mean_off: mean length of the phases in which a device is on, and off.
+        mean_on, mean_off: mean length of the phases in which a device is on, and off (s).
     """
 
     kind: Literal["renewal"] = "renewal"

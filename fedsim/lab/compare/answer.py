@@ -72,7 +72,7 @@ class WorldAnswer:
         if sentences:
             prefix = self.where + self.target_prefix(self.rankings[0])
             words.append(prefix + " ".join(sentences))
-            if self.bill[1:]:  # costs other than the goal's measure, which ``sentences`` contain
+            if self.bill[1:]:  # further costs; ``sentences`` have the first one, the goal's measure
                 words.append(self._costs_in_words())
         words += [ranking.in_short for ranking in self.rankings[1:] if ranking.in_short]
         if self.missed:

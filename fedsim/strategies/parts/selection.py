@@ -210,7 +210,10 @@ class Selection(Spec):
 
     @property
     def looks_at_data(self) -> bool:
-        """Whether the selection depends on clients' data, by questions, reports or updates."""
+        """Whether the selection depends on clients' data.
+
+        It may do so by clients' answers to its questions, their reports, or their updates.
+        """
         hooks = ("look", "report", "on_round_end")
         return any(getattr(type(self), hook) is not getattr(Selection, hook) for hook in hooks)
 

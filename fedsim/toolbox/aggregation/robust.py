@@ -166,10 +166,10 @@ class TrimmedMean(Robust):
     """The mean of each coordinate without its smallest and its largest values.
 
     Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option II.
-    Of the n values of a coordinate, ``share`` n, rounded down, are left out at either end. If this
-    number is 0 for the planned count of clients of a round, the scenario is refused. If it is 0 in
-    a round, as few updates have arrived, one value is left out at either end. If only one or two
-    updates have arrived, the result is their mean.
+    Of the n values of a coordinate, ``share`` n, rounded down, are left out at either end. A
+    ``share`` above 0 is refused if this number is 0 for the planned count of clients of a round. If
+    the number is 0 in a round, as few updates have arrived, one value is left out at either end. If
+    only one or two updates have arrived, the result is their mean.
 
     Attributes:
         share: beta, the share of the values that is left out at either end, 0 to below 0.5; 0: the

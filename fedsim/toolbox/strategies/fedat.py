@@ -193,7 +193,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         model = state.model
         cohort = self.server.clients.sample(
             self.params.clients_per_round,
-            "select",  # the name of the random stream: a purpose, and two numbers
+            "select",  # purpose of the random stream, whose name the next two numbers complete
             tier,
             state.tier_draws[tier],
             among=state.members[tier],

@@ -296,8 +296,8 @@ class Network(RunningFlows):
         The clock calls this method once at the end of an instant with such changes. The method also
         sets the alarm for the next end of a flow, and calls ``on_shared``.
 
-        The network becomes general when flows first share a device's own link. Before, each own
-        link is a cap on one flow; from then on, all links are shared by one rule.
+        When flows first share a device's own link, the network becomes *general* for the rest of the
+        run: one rule shares all links. Until then each own link is only a cap on one flow.
         """
         self._is_sharing_due = False
         now = self._simulation.now

@@ -127,7 +127,8 @@ class RunningFlows(PresentRates):
             now: the time (s).
         """
         for link in traces.begin(flow.id, self._traced_names(flow), now):
-            # the present rates of other links are in the flow's cap, or are set when it begins
+            # Only shared links need this. The rate of an own link is in the flow's cap; links with
+            # queues get their rates when the flow begins.
             if link in traces.shared and self._queues is None:
                 self._set_capacity(link, now)
 

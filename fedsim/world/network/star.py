@@ -153,7 +153,7 @@ class StarDirection:
         self,
         flow_id: int,
         size: float,
-        rate: float,
+        cap: float,
         now: float,
         weight: float = 1.0,
         sent: float = 0.0,
@@ -166,21 +166,21 @@ class StarDirection:
         # The weight is rounded to whole units, so that sums of weights are exact
         units = max(1, round(weight * _WEIGHTS))
         weight = units / _WEIGHTS
-        rate /= weight
-        cap = _in_units(rate)  # highest rate per unit of weight, the key of the tier
-        tier = self._tiers.get(cap)
+        rate = cap / weight  # highest rate per unit of weight
+        tier_cap = _in_units(rate)  # by which the flow's tier is found
+        tier = self._tiers.get(tier_cap)
         # A new tier begins as free or capped by an estimate, which ``share`` corrects.
         if tier is None:
-            is_free = cap * (self._free_weight + units) > self._room
+            is_free = tier_cap * (self._free_weight + units) > self._room
             clock = -self._clock if is_free else 0.0  # the tier's clock reads 0 now
-            tier = self._tiers[cap] = Tier(cap, rate, is_free, clock, self._since)
-            heappush(self._caps[is_free], cap if is_free else -cap)
+            tier = self._tiers[tier_cap] = Tier(tier_cap, rate, is_free, clock, self._since)
+            heappush(self._caps[is_free], tier_cap if is_free else -tier_cap)
         if tier.is_free:
             start = self._clock + tier.clock
             self._free_weight += units
         else:
             start = tier.clock + tier.rate * (now - tier.since)
-            self._room -= cap * units
+            self._room -= tier_cap * units
         if sent:  # the flow counts as begun earlier in this tier
             start -= sent / weight
         tier.count += 1
@@ -204,11 +204,11 @@ class StarDirection:
                 heapify(flows)
             self._schedule_first(tier)
 
-    def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
+    def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
         sent = self.sent(flow_id, now)
         weight = self._flows[flow_id].weight
         self.leave(flow_id, now)
-        self.enter(flow_id, size, rate, now, weight, sent)
+        self.enter(flow_id, size, cap, now, weight, sent)
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
         if link == self._link:

@@ -12,13 +12,13 @@ from fedsim.world.steps.base import Cause, Ending, StepServices, Task, TaskStep
 
 
 class Plan(NamedTuple):
-    """Duration of a task's computation: epochs and limits, before jitter and slow phases.
+    """Epochs of a task's computation and their limits, before jitter and slow phases.
 
     Attributes:
         epoch_s: time of an epoch at the device's usual speed (s).
         epochs: count of epochs.
-        limit: simulated time after which no epoch begins, and at which the step ends (s); infinity
-            if there is no limit.
+        limit: time from which on no epoch begins, and at which the computation is cut off (simulated
+            s); infinity if there is no limit.
         adaptive: whether the device begins another epoch only if an epoch of the mean length so far
             would end before the limit.
         slack_s: time by which the computation may exceed ``limit`` by rounding (s).
@@ -75,6 +75,11 @@ class EpochStep(TaskStep):
 @dataclass(slots=True, unsafe_hash=True)
 class Train(EpochStep):
     """Task step in which the device trains on its own data, perhaps within a time limit.
+
+    At the limit the training is cut short after its last complete epoch. With ``limit.cut_undoes``
+    this undoes the whole training. The task is late if the training is undone, or if fewer than
+    ``limit.at_least`` epochs are complete. With ``limit.go_on`` it is not late: the device then
+    answers with the untrained model.
 
     Attributes:
         training: the training: its start model, epochs and terms of the loss.

@@ -14,9 +14,8 @@ from fedsim.world.network.queues.congestion import (
     pacing_rate,
     reduce,
 )
-from fedsim.world.network.queues.movement import NO_BYTES
 from fedsim.world.network.queues.queued_flows import QueuedFlows
-from fedsim.world.network.queues.step_plan import QueueingRules
+from fedsim.world.network.queues.step_plan import NO_BYTES, QueueingRules
 
 _LEAST_SHARE = 1 / 2  # an acknowledgement may shorten a step to this share of its length, not more
 

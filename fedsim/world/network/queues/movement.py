@@ -14,8 +14,6 @@ from fedsim.world.network.queues.links import QueuedLinks
 from fedsim.world.network.queues.losses import LossDraws, RandomLosses
 from fedsim.world.network.queues.step_plan import Level, choose_drops
 
-NO_BYTES = 1e-6  # an amount up to this one (bytes) is a rounding error, and counts as 0
-
 
 @dataclass(slots=True)
 class MovedBytes:

@@ -8,8 +8,7 @@ from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.world.network.queues.acknowledged import AcknowledgedFlows
 from fedsim.world.network.queues.batches import open_batch, sum_over_hops
 from fedsim.world.network.queues.congestion import CUBIC_BETA, RENO_BETA, Growth
-from fedsim.world.network.queues.movement import NO_BYTES
-from fedsim.world.network.queues.step_plan import StepPlan
+from fedsim.world.network.queues.step_plan import NO_BYTES, StepPlan
 
 MOST_STEP_S = 20e-3  # the longest step while flows are not steady
 

@@ -12,7 +12,7 @@ from fedsim.world.network.queues.congestion import Control, Growth
 
 _LEAST_QUEUE = 2  # packets that every queue holds
 _MOST_DRAWS = 32  # upper bound of the packets per link and step that are dropped one by one
-_NO_BYTES = 1e-6  # an amount up to this one (bytes) is a rounding error, and counts as 0
+NO_BYTES = 1e-6  # an amount up to this one (bytes) is a rounding error, and counts as 0
 
 
 @saved()
@@ -193,8 +193,8 @@ def choose_drops(
         credit = credit_before[rows] + expected - losses
         remaining = to_drop - float(losses.sum())
         # the rest is dropped packet by packet, from the flow with the highest credit
-        while remaining > _NO_BYTES:
-            has_more = losses < offered - _NO_BYTES
+        while remaining > NO_BYTES:
+            has_more = losses < offered - NO_BYTES
             loser = int(np.where(has_more, credit, -math.inf).argmax())
             loss = min(packet, offered.item(loser) - losses.item(loser), remaining)
             if loss <= 0:  # no flow has bytes left, which rounding can cause

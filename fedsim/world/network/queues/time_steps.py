@@ -18,10 +18,10 @@ from fedsim.world.network.queues.congestion import Growth, part_of
 from fedsim.world.network.queues.connections import SenderMemory
 from fedsim.world.network.queues.links import share_first_links
 from fedsim.world.network.queues.losses import LossDraws
-from fedsim.world.network.queues.movement import NO_BYTES, MovedBytes, Movement
+from fedsim.world.network.queues.movement import MovedBytes, Movement
 from fedsim.world.network.queues.queued_flows import LEAST_STEP_S, NewFlow
 from fedsim.world.network.queues.steady import MOST_STEP_S, SteadyFlows
-from fedsim.world.network.queues.step_plan import QueueingRules, StepPlan
+from fedsim.world.network.queues.step_plan import NO_BYTES, QueueingRules, StepPlan
 
 _STEP_SHARE = 1 / 4  # length of a step as a share of a round trip on empty links
 _QUEUE_SHARE = 1 / 4  # length of a step as a share of the time in queues
