@@ -64,11 +64,14 @@ def _families(item: pytest.Item) -> Iterator[str]:
 
 
 def _number_in_family(item: pytest.Item) -> int:
-    """The sum of the place of a test's function in its file and of its parameters in their lists."""
+    """The place of a test's function in its file, plus the place of its parameters in their list.
+
+    pytest 9 gives all arguments of a function the place of their combination.
+    """
     assert isinstance(item, pytest.Function)
     call = getattr(item, "callspec", None)
     places = call.indices.values() if call is not None else ()
-    return _row(item) + sum(places)
+    return _row(item) + max(places, default=0)
 
 
 def _row(item: pytest.Function) -> int:
