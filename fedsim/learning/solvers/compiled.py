@@ -99,7 +99,7 @@ def compiling(function: Callable[..., object]) -> Iterator[None]:
     """Context manager for the first call of a function, in which no other process compiles it.
 
     Processes that start together, such as the workers of a study, would otherwise all compile the
-    function, which takes half a minute of each of them. A process that has waited here loads the
+    function, which takes each of them ten seconds or more. A process that has waited here loads the
     code that another process has stored. No process waits if code cannot be stored or locked.
 
     Args:
