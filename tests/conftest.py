@@ -19,7 +19,7 @@ import pytest
 import fedsim
 from fedsim.common import imports
 from tests.children import adopt_orphans, all_end
-from tests.shared import copy_of
+from tests.shared import made_once
 
 hypothesis.settings.register_profile("same-every-time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same-every-time")
@@ -167,7 +167,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any], 
         said = scenario.to_toml()
         if said not in originals:
             name = f"made-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
-            originals[said] = copy_of(
+            originals[said] = made_once(
                 tmp_path_factory,
                 name,
                 lambda place: fedsim.run(scenario, place / "run", executor="inline"),

@@ -10,7 +10,12 @@ from filelock import FileLock
 
 
 def copy_of(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A worker's own copy of a folder that is made once in a session.
+    """A worker's own copy of a folder as ``made_once`` makes it."""
+    return Path(shutil.copytree(made_once(factory, name, make), factory.mktemp(name) / "copy"))
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that is made once in a session; not to be changed.
 
     Args:
         factory: pytest's ``tmp_path_factory``.
@@ -28,4 +33,4 @@ def copy_of(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], o
             unfinished.mkdir()
             make(unfinished)
             unfinished.rename(original)
-    return Path(shutil.copytree(original, factory.mktemp(name) / "copy"))
+    return original

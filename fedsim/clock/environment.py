@@ -278,11 +278,11 @@ class Environment(simpy.Environment):
         """Process events of the present time, until all are done or one waits for a real computation.
 
         A real computation, such as a training, runs in this process or another. While an event
-        waits for a computation, ``pending`` holds it, and no further event is processed.
+        waits for a computation, ``pending`` holds it, and no further event is processed: the caller
+        awaits the computation, and calls this method again.
 
         Returns:
-            The time of the next event (s), which is the present time if an event waits; infinity if
-            there is no event.
+            The time of the next event that is scheduled (s); infinity if there is none.
         """
         calls = self._calls
         schedule = self._schedule
